@@ -68,6 +68,12 @@ class Implementation:
     """What to do where its library is missing, if that is not `pip install` of it."""
     assembled: bool = False
     """Whether it is a system of parts, which is asked for by its name: its provider's is that of the plain one."""
+    parts_of: tuple[Path | None, ...] = ()
+    """Of a system, the roots that its parts come from: what it runs changes with any of them."""
+
+    def held_by(self, folders: Collection[str]) -> bool:
+        """Whether one of these roots holds it, or a part of it."""
+        return any(str(x) in folders for x in (self.root, *self.parts_of))
 
     def among(self, names: Collection[str]) -> bool:
         """Whether names of implementations or providers ask for it."""
@@ -80,8 +86,16 @@ class Implementation:
             return __version__
         return version(self.environment, self.requires[0]) if self.requires else None
 
+    def asked_on(self, device: str) -> bool:
+        """Whether a row of it is due on a device. What needs an NVIDIA GPU is asked for elsewhere too and gets its
+        `unsupported` row; what is for a CPU alone is not asked for on a GPU, where the kernel itself is.
+        """
+        return device in self.devices or (device != "cuda" and "cuda" in self.devices)
+
     def unavailable(self, device: str) -> tuple[Status, str] | None:
         """None where it can run; else (status, reason): `unsupported` device or `unavailable` library."""
+        if not self.devices:
+            return "unsupported", "no device runs all of its parts so"
         if device not in self.devices:
             # AMD's GPUs run what is for CUDA by its names: whoever has neither knows it by that.
             needed = "cuda" if "cuda" in self.devices else " or ".join(self.devices)

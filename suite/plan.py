@@ -34,6 +34,7 @@ from . import worth
 from .catalog import Catalog, Implementation
 from .definition import Grid, Option
 from .measure.stopping import Sampling, TimerName
+from .model import chosen
 from .system import System
 
 LARGEST = 4 << 20
@@ -83,7 +84,7 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dt
 
     `implementations` are the names or providers that these cases are for, without it all but those that are
     measured on request; less those of `without`.
-    `models` are those whose calls these cases are.
+    `models` are those whose calls these cases are; `calls` says how many a step of a captured program makes.
     """
 
     operator: str
@@ -95,6 +96,11 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dt
     implementations: list[str] = []
     without: list[str] = []
     models: list[str] = []
+    calls: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.calls < 1e9:
+            raise ValueError(f"calls is {self.calls:g}; how often a step makes the call")
 
     def grids(self) -> list[Grid]:
         """The grid part: one, or one for each set of sizes drawn."""
@@ -120,6 +126,16 @@ class Worths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nulls: bool = False
 
 
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The `[program]` table of a captured plan: how long a step took, of which cases have the `calls`."""
+
+    step_ms: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_ms < 1e9:
+            raise ValueError(f"step_ms is {self.step_ms:g}; above 0")
+
+
 class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A plan as a TOML file gives it; everything but its cases, or what they are worth, has a default. `peers` are
     by operator the implementations without which nothing is said of it as a whole.
@@ -129,6 +145,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worth: list[Worths] = []
     systems: list[System] = []
     peers: dict[str, list[str]] = {}
+    program: Program | None = None
     replicates: int = 5
     cache: list[Cache] | Cache = "cold"
     deadline_s: float = 120.0
@@ -198,6 +215,10 @@ class Plan:
     budget_s: float | None = None
     models: Only = field(default_factory=dict)
     """By operator/case, the models whose call the case is."""
+    calls: Mapping[str, float] = field(default_factory=dict)
+    """By operator/case, how often a step of the captured program makes that call."""
+    step_ms: float | None = None
+    """How long a step of that program took."""
     peers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By operator, the implementations that its cases are to be held against."""
 
@@ -218,6 +239,8 @@ class Plan:
             systems=msgspec.convert(asked.systems, tuple[System, ...]),
             exchanges=asked.exchanges,
             models=asked.models,
+            calls=asked.calls,
+            step_ms=asked.step_ms,
             peers=asked.peers,
         )
 
@@ -244,6 +267,8 @@ class Plan:
             systems=tuple(msgspec.to_builtins(x) for x in self.systems),
             exchanges=self.exchanges,
             models=dict(self.models),
+            calls=dict(self.calls),
+            step_ms=self.step_ms,
             peers=dict(self.peers),
         )
 
@@ -291,7 +316,7 @@ class Plan:
             raise InputError(
                 f"no operator of plan {self.name!r} can be measured at {', '.join(asked)}; {self._sizes(catalog)}."
             )
-        return replace(self, cases=tuple(cases.values()), only=only, models={})
+        return replace(self, cases=tuple(cases.values()), only=only, models={}, calls={})
 
     def _sizes(self, catalog: Catalog) -> str:
         """What its operator can be measured at, or, of several, what tells."""
@@ -305,19 +330,22 @@ class Plan:
     def cells(self, catalog: Catalog, device: DeviceKind, implementations: Sequence[str] = ()) -> tuple[Cell, ...]:
         """All cells, `implementations` (names or providers) narrowing them; raises `InputError` if none match.
 
-        What needs an NVIDIA GPU is asked for elsewhere too and gets its `unsupported` row, but for systems of
-        parts. What is for a CPU alone is not asked for on a GPU, where the kernel itself is.
+        Of systems of parts only those are asked for that the device runs, and what is exchanged for its worth.
         """
         catalog = catalog.with_systems(self.systems)
         operators = {x.operator for x in self.cases}
         _known(implementations, catalog, operators)
+        exchanged = {name for x in self.exchanges for name in (x.base, x.system)}
         cells = tuple(
             Cell(case, implementation, cache)
             for case in self.cases
             for cache in self.caches
             for implementation in catalog.of_operator(case.operator)
-            if device in implementation.devices
-            or (device != "cuda" and "cuda" in implementation.devices and not implementation.assembled)
+            if (
+                device in implementation.devices or implementation.name in exchanged
+                if implementation.assembled
+                else implementation.asked_on(device)
+            )
             if not implementations or implementation.among(implementations)
             if self._wanted(case, implementation, implementations)
         )
@@ -389,6 +417,7 @@ def load(name: str, catalog: Catalog, device: DeviceKind, operators: Sequence[st
         cases=cases,
         only={key: names for key, names in plan.only.items() if key in kept},
         models={key: names for key, names in plan.models.items() if key in kept},
+        calls={key: count for key, count in plan.calls.items() if key in kept},
         exchanges=tuple(x for x in plan.exchanges if {f"{x.program}/{x.step}", f"{x.operator}/{x.case}"} <= kept),
         peers={name: names for name, names in plan.peers.items() if any(x.operator == name for x in cases)},
     )
@@ -469,6 +498,7 @@ def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -
     cases = []
     named: dict[str, list[tuple[str, ...]]] = {}
     models: dict[str, tuple[str, ...]] = {}
+    calls: dict[str, float] = {}
     for table in file.cases:
         names = _named(table, catalog)
         for grid in table.grids():
@@ -478,6 +508,9 @@ def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -
                 if table.models:
                     before = models.get(case.full_name, ())
                     models[case.full_name] = tuple(dict.fromkeys((*before, *table.models)))
+                # What runs both passes at once takes the place of the forward pass alone.
+                if table.calls and not (case.pass_ == "forward" and "forward_backward" in table.passes):
+                    calls[case.full_name] = calls.get(case.full_name, 0.0) + table.calls
     if not cases and not file.worth:
         raise InputError("a plan needs at least one [[cases]] or [[worth]] table.")
     caches: tuple[Cache, ...] = (file.cache,) if isinstance(file.cache, str) else tuple(file.cache)
@@ -485,7 +518,8 @@ def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -
     only = {key: tuple(dict.fromkeys(chain(*tables))) for key, tables in named.items() if all(tables)}
     limits = file.sampling, file.deadline_s
     made = Plan(name, _once(cases), file.replicates, caches, *limits, only, tuple(file.systems))
-    made = replace(made, budget_s=file.budget_s, models=models, peers=_peers(file, catalog))
+    made = replace(made, budget_s=file.budget_s, models=models, peers=_peers(file, catalog), calls=calls)
+    made = replace(made, step_ms=file.program.step_ms if file.program is not None else None)
     for asked in file.worth:
         made = _exchanged(made, asked, catalog, device)
     return made
@@ -563,6 +597,20 @@ def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:
         there = ", ".join(x.name for x in catalog.of_operator(table.operator))
         raise InputError(f"{table.operator} has no implementation that this table names; it has {there}.")
     return names
+
+
+def parameters(cases: Iterable[Case], catalog: Catalog) -> dict[str, int]:
+    """By operator/case, the parameters of its model: of a slice those of its layers. Others are left out."""
+    found = {}
+    for case in cases:
+        name = str(case.options.get("model", ""))
+        if not any(name in x.configurations for x in catalog.models.values()):
+            continue
+        of = chosen(catalog.models, name)
+        if (part := str(case.options.get("slice", "whole"))).startswith("first"):
+            of = of.first(int(part.removeprefix("first")))
+        found[case.full_name] = of.model.parameters(of.configuration)
+    return found
 
 
 def _once(cases: Iterable[Case]) -> tuple[Case, ...]:

@@ -522,6 +522,7 @@ def implementations(workload: Workload, catalog: Catalog) -> Iterator[Implementa
             ),
             load=partial(_factory, Assembly(system, catalog), workload.assemble),
             assembled=True,
+            parts_of=tuple(dict.fromkeys(x.root for x in (own[0], *named))),
         )
 
 

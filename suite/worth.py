@@ -78,15 +78,17 @@ def exchanged(
         case = isolated(site, step.dtype, catalog)
         others = _candidates(site, {own.name, alone.name}, catalog, device, implementations)
         for x in (*([own] if nulls else ()), *others):
+            refused = _apart(base, x, catalog)
             system = msgspec.structs.replace(
                 base, name=f"{base.name}+{site.name}.{x.name}", parts={**base.parts, site.name: x.name}
             )
             put_in = alone if x is own else x
-            systems.append(system)
             cases[case.name] = case
             key = case.full_name
             only.setdefault(key, [alone.name]).append(put_in.name)
-            only[step.full_name].append(system.name)
+            if not refused:
+                systems.append(system)
+                only[step.full_name].append(system.name)
             exchanges.append(
                 Exchange(
                     system=system.name,
@@ -99,10 +101,11 @@ def exchanged(
                     implementation=put_in.name,
                     instead=alone.name,
                     calls=site.calls,
+                    refused=refused,
                 )
             )
     if not exchanges:
-        raise InputError(f"nothing to exchange in {model.name}: no other implementation can run on {device}.")
+        raise InputError(f"nothing to exchange in {model.name}: nobody else has what was asked for on {device}.")
     return Exchanges(
         cases=(step, *cases.values()),
         only={key: tuple(dict.fromkeys(names)) for key, names in only.items()},
@@ -141,11 +144,20 @@ def _compiled(site: Part, own: Implementation, catalog: Catalog) -> Implementati
 def _candidates(
     site: Part, own: Collection[str], catalog: Catalog, device: str, wanted: Sequence[str]
 ) -> Iterator[Implementation]:
-    """What can be put in for a part here."""
+    """What can be put in for a part, or says in a row why it cannot: but what is for another device alone."""
     for x in catalog.of_operator(site.operator):
         if x.name in own or x.provider == YARDSTICK or x.name.endswith("_reference"):
             continue
         if wanted and not x.among(wanted):
             continue
-        if x.environment == "core" and x.unavailable(device) is None:
+        if x.asked_on(device):
             yield x
+
+
+def _apart(base: System, x: Implementation, catalog: Catalog) -> str:
+    """Why a part cannot go into a base system at all: each needs an environment of its own. Empty where it can."""
+    first = next(y for y in catalog.parts if y.provider == base.base)
+    environments = sorted({first.environment, x.environment} - {"core"})
+    if len(environments) < 2:
+        return ""
+    return f"its environment {x.environment!r} and {first.environment!r}, its base's, cannot be one"

@@ -14,7 +14,8 @@ import msgspec
 
 from ..store.journal import Journal
 from ..store.metric import summarized
-from ..store.record import Exchange, Record, Status
+from ..store.record import Exchange, Launches, Record, Status
+from .explained import difference, stated
 from .statistics import log_mean_interval
 
 Agreement = Literal["as expected", "more", "less", "unknown"]
@@ -39,6 +40,8 @@ class Worth(msgspec.Struct, frozen=True):
     gained_ms: float | None = None
     """Of the step, as measured."""
     expected_ms: float | None = None
+    differs: str = ""
+    """What the exchanged system's step has and the base's has not, where both were profiled."""
 
     @property
     def agreement(self) -> Agreement:
@@ -61,10 +64,35 @@ def worths(journal: Journal) -> tuple[Worth, ...]:
     for record in journal.records:
         key = (record.case.operator, record.case.name, record.implementation)
         found.setdefault(key, {})[record.replicate] = record
-    return tuple(_worth(x, found) for x in journal.header.request.exchanges)
+    profiled = {(x.operator, x.case, x.implementation): x for x in journal.launches}
+    return tuple(_explained(_worth(x, found), profiled) for x in journal.header.request.exchanges)
+
+
+def unexplained(journal: Journal) -> tuple[tuple[str, str, str], ...]:
+    """Rows, as operator, case and implementation, whose profiles would say why a measured exchange is not what was
+    expected of it, and which have none yet; the base of each before it.
+    """
+    profiled = {(x.operator, x.case, x.implementation) for x in journal.launches}
+    rows = dict.fromkeys(
+        (x.exchange.program, x.exchange.step, name)
+        for x in worths(journal)
+        if x.status == "ok" and x.agreement != "as expected"
+        for name in (x.exchange.base, x.exchange.system)
+    )
+    return tuple(x for x in rows if x not in profiled)
+
+
+def _explained(found: Worth, profiled: Mapping[tuple[str, str, str], Launches]) -> Worth:
+    x = found.exchange
+    base, own = (profiled.get((x.program, x.step, name)) for name in (x.base, x.system))
+    if found.status != "ok" or base is None or own is None:
+        return found
+    return msgspec.structs.replace(found, differs=stated(difference(base, own)))
 
 
 def _worth(x: Exchange, found: Mapping[tuple[str, str, str], Mapping[int, Record]]) -> Worth:
+    if x.refused:
+        return Worth(x, "unsupported", f"{x.system}: {x.refused}")
     base = found.get((x.program, x.step, x.base), {})
     exchanged = found.get((x.program, x.step, x.system), {})
     failed = _failure(exchanged) or _failure(base)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from .record import HOST, Case, Ceiling, Footer, Header, Line, Measurement, Record, Request, Telemetry
+from .record import HOST, Case, Ceiling, Footer, Header, Launches, Line, Measurement, Record, Request, Telemetry
 
 INFLATED = 512 << 20
 """Bytes of a journal, compressed or not. A run of 2,000 rows and a million samples has 40 MB."""
@@ -68,6 +68,8 @@ class Bounds:
                 _whole(line.replicate, 0, REPLICATES, "replicate")
                 _measured((line.time_ms,), "time_ms")
                 _name(line.dtype, "dtype")
+            case Launches():
+                _launches(line)
             case Footer():
                 _seconds({"wall_s": line.wall_s, **line.spent_s}, "spent_s")
                 _name(line.ended, "ended")
@@ -140,6 +142,18 @@ class Bounds:
         return known
 
 
+def _launches(line: Launches) -> None:
+    for field in ("operator", "case", "implementation"):
+        _name(getattr(line, field), field)
+    _whole(line.steps, 1, REPLICATES, "steps")
+    if len(line.kernels) > ENTRIES:
+        raise OutOfBounds(f"kernels: more than {ENTRIES}")
+    for x in line.kernels:
+        _name(x.name, "a kernel's name")
+        _measured((x.calls, x.ms), "kernels")
+    _measured((line.gap_ms,), "gap_ms")
+
+
 def _telemetry(seen: Telemetry, raw: bytes) -> None:
     for span in (seen.sm_mhz, seen.memory_mhz):
         for mhz in span or ():
@@ -174,6 +188,14 @@ def _header(header: Header) -> Header:
     if request.deadline_s is not None and not 0 < request.deadline_s <= 1e7:
         raise OutOfBounds("deadline_s: no length of time")
     _whole(request.stage, 0, REPLICATES, "stage")
+    for name, count in request.parameters.items():
+        _name(name, "parameters")
+        _whole(count, 1, LARGEST, "parameters")
+    for name, calls in request.calls.items():
+        _name(name, "calls")
+        _measured((calls,), "calls")
+    if request.step_ms is not None:
+        _measured((request.step_ms,), "step_ms")
     for metric in header.metrics:
         _form(metric.name, _METRIC, "a metric's name")
         for text in (metric.unit, metric.label, metric.about):

@@ -1,8 +1,9 @@
 """The journal: JSON Lines, appended and flushed as each measurement is made. It is the truth.
 
 A journal is one `Header`, then `Record` and `Ceiling` lines in the order they were made, and a `Footer`
-where a session ended. A line torn by a power cut can only be the last one and costs that line only; a
-bad line anywhere else is an error that names its number. A path ending in `.gz` is read compressed.
+where a session ended; `Launches` follow where rows were profiled. A line torn by a power cut can only be the
+last one and costs that line only; a bad line anywhere else is an error that names its number.
+A path ending in `.gz` is read compressed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import msgspec
 from ..errors import InputError
 from . import bounds, collecting, schema_1
 from .metric import Metric
-from .record import SCHEMA_VERSION, Ceiling, Footer, Header, Line, Record
+from .record import SCHEMA_VERSION, Ceiling, Footer, Header, Launches, Line, Record
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
@@ -51,6 +52,7 @@ class Journal:
     torn: bool = False
     path: Path | None = field(default=None, compare=False)
     lines: tuple[int, ...] = field(default=(), compare=False)
+    launches: tuple[Launches, ...] = ()
 
     def metric(self, name: str) -> Metric:
         """What a name means here. A name that the header lacks is a plain number."""
@@ -138,6 +140,7 @@ def _lines(file: BinaryIO, name: str, path: Path | None, lean: bool) -> Journal:
     seen: dict[tuple[str, str, str, str], set[int]] = {}
     ceilings: list[Ceiling] = []
     footers: list[Footer] = []
+    launches: list[Launches] = []
     torn = False
     number = size = 0
     while raw := file.readline(bounds.LINE + 1):
@@ -179,6 +182,8 @@ def _lines(file: BinaryIO, name: str, path: Path | None, lean: bool) -> Journal:
                 header = line
             case Ceiling():
                 ceilings.append(line)
+            case Launches():
+                launches.append(line)
             case Footer():
                 footers.append(line)
         if header is None:
@@ -187,7 +192,16 @@ def _lines(file: BinaryIO, name: str, path: Path | None, lean: bool) -> Journal:
         raise InputError(f"{name} is empty or holds no whole line: not a kernelmark journal")
     if header is None:
         raise InputError(f"{name}: line 1 is not a header: not a kernelmark journal")
-    return Journal(header, tuple(records), tuple(ceilings), tuple(footers), torn, path, tuple(numbers))
+    return Journal(
+        header,
+        tuple(records),
+        tuple(ceilings),
+        tuple(footers),
+        torn,
+        path,
+        tuple(numbers),
+        tuple(launches),
+    )
 
 
 _SHORT = 4

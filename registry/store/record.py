@@ -249,7 +249,7 @@ class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
             raise ValueError("a ceiling has a size and a time above 0")
 
 
-class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One part of a model's base system put in by another: what a run on kernels' worth compares.
 
     The rows of `operator`/`case` by `implementation` and by `instead` say what the exchange is worth alone, those
@@ -267,6 +267,8 @@ class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     implementation: str
     instead: str
     calls: int
+    refused: str = ""
+    """Why the part cannot go into the base system; empty where it can, and was measured."""
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -288,6 +290,12 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """What a plan on kernels' worth exchanges."""
     models: dict[str, tuple[str, ...]] = {}
     """By operator/case, the models whose call the case is."""
+    parameters: dict[str, int] = {}
+    """By operator/case, the parameters of the model that it is of."""
+    calls: dict[str, float] = {}
+    """By operator/case, how often a step of the program that was captured makes that call."""
+    step_ms: float | None = None
+    """How long a step of that program took."""
     peers: dict[str, tuple[str, ...]] = {}
     """By operator, the implementations without which nothing is said of it as a whole."""
     shard: tuple[int, int] | None = None
@@ -339,6 +347,35 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     """What the samples of this journal mean."""
 
 
+KernelKind: TypeAlias = Literal["ours", "product", "copy", "other"]
+"""What a kernel of a step is; a copy computes nothing, it lays out anew what is there."""
+
+
+class Launched(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One kernel of a profiled step (on a CPU: an operator of PyTorch, without what it calls): calls and
+    milliseconds a step.
+    """
+
+    name: str
+    kind: KernelKind
+    calls: float
+    ms: float
+
+
+class Launches(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="launches"):
+    """What one step of a row runs, as a profiler saw it after the row was measured: nothing of it is a result.
+
+    `gap_ms` is when none of the kernels ran.
+    """
+
+    operator: str
+    case: str
+    implementation: str
+    steps: int
+    gap_ms: float
+    kernels: tuple[Launched, ...]
+
+
 class Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="footer"):
     """Written when a session of a run ends, so a resumed run has several; its absence means: killed."""
 
@@ -349,4 +386,4 @@ class Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     """Seconds per stage over the session, and `overhead`: everything outside the stages."""
 
 
-Line: TypeAlias = Header | Record | Ceiling | Footer
+Line: TypeAlias = Header | Record | Ceiling | Launches | Footer

@@ -67,6 +67,8 @@ def join(journals: Sequence[Journal]) -> Journal:
         },
         implementations=tuple(sorted({name for x in ordered for name in x.header.request.implementations})),
         only={key: names for x in ordered for key, names in x.header.request.only.items()},
+        parameters={key: count for x in ordered for key, count in x.header.request.parameters.items()},
+        calls={key: count for x in ordered for key, count in x.header.request.calls.items()},
         shard=None,
     )
     metrics = _metrics([x.header for x in ordered])
@@ -79,6 +81,7 @@ def join(journals: Sequence[Journal]) -> Journal:
         records=tuple(chain.from_iterable(records for _, (_, records) in measured)),
         ceilings=tuple(ceiling for x in ordered for ceiling in x.ceilings),
         footers=_footers(ordered, bool(missing)),
+        launches=tuple(y for x in ordered for y in x.launches),
     )
 
 
@@ -137,5 +140,5 @@ def lines_of(home: Home, run: str) -> tuple[list[bytes], list[str]]:
     """The lines of the joined journal of what is here of a run, and the shards that are missing."""
     journals = [read(x) for x in shards_of(home, run)]
     joined = join(journals)
-    lines: list[Line] = [joined.header, *joined.records, *joined.ceilings, *joined.footers]
+    lines: list[Line] = [joined.header, *joined.records, *joined.ceilings, *joined.footers, *joined.launches]
     return [encode(x).strip() for x in lines], missing_of([x.header for x in journals])

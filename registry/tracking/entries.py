@@ -79,7 +79,7 @@ def length(journal: Journal) -> int:
 
 
 def _lines(journal: Journal) -> list[Line]:
-    return [journal.header, *journal.records, *journal.ceilings, *journal.footers]
+    return [journal.header, *journal.records, *journal.ceilings, *journal.footers, *journal.launches]
 
 
 def entries(journal: Journal) -> tuple[Entry, ...]:

@@ -16,7 +16,7 @@ from .charts import WIDTH, fraction_bounds, tip
 from .crossing import Contest, Curve, Measure
 from .grouping import CaseRows
 from .looks import Series
-from .sizes import BYTES, Sweep
+from .sizes import BYTES, OUT_OF_MEMORY, PARAMETERS, Sweep
 
 Link = Callable[[Key], str | None]
 """Where a click on a row's point leads."""
@@ -87,6 +87,11 @@ def _sized(value: float, _: str) -> str:
     return figures.size(value)
 
 
+def _many(value: float, _: str) -> str:
+    """A number of parameters."""
+    return f"{value / 1e9:.3g}B" if value >= 1e9 else f"{value / 1e6:.3g}M"
+
+
 # --- over sizes -----------------------------------------------------------------------------------------
 
 
@@ -120,8 +125,9 @@ def over_sizes(
         known = [case.first.limit for _, case in sweep.cases if case.first.limit]
         up = log_axis(min(points + known), max(points + known), 0, foot - top)
     plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
-    plot.grid(_sized if sweep.axis == BYTES else _same, _same)
+    plot.grid({BYTES: _sized, PARAMETERS: _many}.get(sweep.axis, _same), _same)
     _limits(plot, sweep, limits)
+    _ended(plot, sweep, looks, link)
     for name in sorted(lines, key=lambda x: looks[x].ours):  # ours is drawn last, on top
         look, line = looks[name], lines[name]
         places = [plot.at(size, value or 0) for size, _, (value, _, _) in line]
@@ -130,12 +136,29 @@ def over_sizes(
         )
         plot.intervals(((size, bounds) for size, _, bounds in line), look.colour)
         for (size, row, _), (x, y) in zip(line, places, strict=True):
-            told = f"{figures.size(size) if sweep.axis == BYTES else f'{sweep.axis} = {size:,}'}: {tip(row)}"
+            told = f"{_place(sweep, size, row)}: {tip(row)}"
             wide = 7.5 if look.ours else 6.5
             plot.canvas.dot(x, y, look.colour, look.shape, wide, told, look.fill, link(row.identity))
     first = next(iter(lines.values()))[0][1]
     what = "Fraction of the limit" if limits else first.primary.replace("_", " ").capitalize()
     return plot.canvas.svg(f"{what} of {first.operator} {first.pass_} over {sweep.axis}: {sweep.common}")
+
+
+def _place(sweep: Sweep, size: int, row: Row) -> str:
+    """Where along the axis a row lies."""
+    if sweep.axis == PARAMETERS:
+        return f"{row.options.get('model')}, {_many(size, '')} parameters"
+    return figures.size(size) if sweep.axis == BYTES else f"{sweep.axis} = {size:,}"
+
+
+def _ended(plot: Plot, sweep: Sweep, looks: Mapping[str, Series], link: Link) -> None:
+    """A cross at the frame's top for whom the device had no memory."""
+    for size, case in sweep.cases:
+        lost = [x for x in case.rows if x.status == OUT_OF_MEMORY and x.implementation in looks]
+        for lane, row in enumerate(lost):
+            told = f"{_place(sweep, size, row)}: {row.implementation} out of memory"
+            x, y = plot.across.place(size), plot.top + 5 + 9 * lane
+            plot.canvas.dot(x, y, looks[row.implementation].colour, "X", 7, told, 0, link(row.identity))
 
 
 def _limits(plot: Plot, sweep: Sweep, fraction: bool) -> None:
@@ -148,7 +171,7 @@ def _limits(plot: Plot, sweep: Sweep, fraction: bool) -> None:
 def _sizes_axis(sweep: Sweep, left: float, right: float) -> Axis:
     """A logarithmic axis with a tick at each size, or at round numbers of bytes."""
     sizes = sweep.sizes
-    if sweep.axis == BYTES:
+    if sweep.axis in (BYTES, PARAMETERS):
         return log_axis(sizes[0], sizes[-1], left, right)
     begin, end = math.log2(max(sizes[0], 0.5)) - 0.15, math.log2(sizes[-1]) + 0.15
     scale = (right - left) / (end - begin)

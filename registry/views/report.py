@@ -418,7 +418,7 @@ def _sections(journal: Journal, found: Sequence[Row], looks: dict[str, Series]) 
                     Chart(group, shown, primary, charts.fraction(group, looks), charts.logarithmic(group))
                 )
         over = []
-        for sweep in sweeps(case for x in parts for case in x.cases):
+        for sweep in sweeps((case for x in parts for case in x.cases), journal.header.request.parameters):
             primary = lines.over_sizes(sweep, looks)
             if primary is not None:
                 shown = _shown((x for _, x in sweep.cases), looks)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..store.record import Status
 from .grouping import CaseRows
 
+OUT_OF_MEMORY: Status = "out_of_memory"
 LEAST = 3
 """Two points are no line that a list of two numbers would not show better."""
 BYTES = "bytes"
 """What stands for a size where cases differ in several at once: the least bytes that they move."""
+PARAMETERS = "parameters"
+"""What stands for a size where cases differ in the model."""
 BATCH, LENGTH = "B", "S"
+DRAWN = 2
+"""Cases of a line that have a value: one point is no line, wherever memory ends."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Cases along an axis of the operator, or `BYTES`, by increasing size."""
+    """Cases along an axis of the operator, `BYTES` or `PARAMETERS`, by increasing size."""
 
     axis: str
     common: str
@@ -29,13 +35,16 @@ class Sweep:
         return tuple(x for x, _ in self.cases)
 
 
-def sweeps(found: Iterable[CaseRows]) -> tuple[Sweep, ...]:
-    """The lines through the cases of one operator and pass, each case on one at most.
+def sweeps(found: Iterable[CaseRows], parameters: Mapping[str, int] | None = None) -> tuple[Sweep, ...]:
+    """The lines through the cases of one operator and pass, each case on one at most. A case that nobody had the
+    memory for belongs to its line: it says where that ends. `parameters` are those of cases' models, by
+    operator/case.
 
     First those on which nothing but one size differs, then those where the batch differs with it (it usually
-    shrinks as sequences grow), then those over bytes, for what does nothing but move them.
+    shrinks as sequences grow), then those over models of as many tokens, then those over bytes, for what does
+    nothing but move them.
     """
-    left = [x for x in found if x.ok]
+    left = [x for x in found if x.ok or any(y.status == OUT_OF_MEMORY for y in x.rows)]
     out: list[Sweep] = []
     names = list(dict.fromkeys(name for x in left for name in x.first.axes))
     names.sort(key=lambda x: x != LENGTH)
@@ -47,6 +56,17 @@ def sweeps(found: Iterable[CaseRows]) -> tuple[Sweep, ...]:
                 break
             out += best
             left = _without(left, best)
+    known = parameters or {}
+    sized = [x for x in left if f"{x.operator}/{x.name}" in known]
+    over_models = _lines(
+        sized,
+        PARAMETERS,
+        lambda x: known[f"{x.operator}/{x.name}"],
+        lambda name: name not in ("option model", f"axis {BATCH}", f"axis {LENGTH}"),
+        lambda x: x.first.axes.get(BATCH, 1) * x.first.axes.get(LENGTH, 1),
+    )
+    out += over_models
+    left = _without(left, over_models)
     moved = [x for x in left if not x.first.flops]
     over_bytes = _lines(moved, BYTES, lambda x: x.first.bytes, lambda name: not name.startswith("axis "))
     return (*out, *over_bytes)
@@ -67,18 +87,22 @@ def _along(left: Sequence[CaseRows], axis: str, beside: Sequence[str]) -> list[S
 
 
 def _lines(
-    left: Sequence[CaseRows], axis: str, size: Callable[[CaseRows], int | None], fixed: Callable[[str], bool]
+    left: Sequence[CaseRows],
+    axis: str,
+    size: Callable[[CaseRows], int | None],
+    fixed: Callable[[str], bool],
+    same: Callable[[CaseRows], int] = lambda _: 0,
 ) -> list[Sweep]:
-    """Cases whose `fixed` parts are the same, where they have enough sizes and each size once."""
-    groups: dict[tuple[tuple[str, str], ...], list[tuple[int, CaseRows]]] = {}
+    """Cases whose `fixed` parts, and what is the `same`, agree, where they have enough sizes and each once."""
+    groups: dict[tuple[object, ...], list[tuple[int, CaseRows]]] = {}
     for case in left:
         if (at := size(case)) is not None:
-            key = tuple((name, text) for name, text in case.parts.items() if fixed(name))
+            key = same(case), *((name, text) for name, text in case.parts.items() if fixed(name))
             groups.setdefault(key, []).append((at, case))
     out = []
     for members in groups.values():
         sizes = {x for x, _ in members}
-        if len(sizes) >= LEAST and len(sizes) == len(members):
+        if len(sizes) >= LEAST and len(sizes) == len(members) and sum(bool(x.ok) for _, x in members) >= DRAWN:
             members.sort(key=lambda x: x[0])
             out.append(Sweep(axis, _common(axis, members), tuple(members)))
     return out
@@ -89,7 +113,11 @@ def _common(axis: str, members: Sequence[tuple[int, CaseRows]]) -> str:
     shared = [x for x in parts[0] if all(y.get(x) == parts[0][x] for y in parts)]
     told = [parts[0][x] for x in shared if parts[0][x] != "cold cache"]
     moving = [x for x in parts[0] if x not in shared and x != f"axis {axis}"]
-    if axis != BYTES and moving == [f"axis {BATCH}"]:
+    if axis == PARAMETERS:
+        first = members[0][1].first.axes
+        told = [x for x in told if x not in (parts[0].get(f"axis {BATCH}"), parts[0].get(f"axis {LENGTH}"))]
+        told.append(f"B × S = {first.get(BATCH, 1) * first.get(LENGTH, 1):,}")
+    elif axis != BYTES and moving == [f"axis {BATCH}"]:
         products = {size * x.first.axes[BATCH] for size, x in members}
         told.append(f"B × {axis} = {products.pop():,}" if len(products) == 1 else "B differs")
     return " · ".join(told)

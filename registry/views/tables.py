@@ -14,6 +14,7 @@ from . import summary
 from .convergence_table import convergence_table
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, columns, groups
+from .own_step_table import own_step_table
 from .scaling_table import scaling_table
 from .table import Block, Column, Line, Page, Table, Text, line
 from .worth_table import worth_table
@@ -49,6 +50,8 @@ def run_table(journal: Journal, selection: Selection = EVERYTHING, repeated: str
         page += [line(""), *_contest(contest)]
     if selection.everything and (worth := worth_table(journal)):
         page += [line(""), *worth]
+    if selection.everything and (own := own_step_table(journal)):
+        page += [line(""), *own]
     if selection.everything and (converged := convergence_table(journal)):
         page += [line(""), *converged]
     if scaled := scaling_table(found):

@@ -34,8 +34,16 @@ def worth_table(journal: Journal) -> Page:
             for x in rows
             if x.status != "ok"
         ]
-    page.append(line("Dim: the interval holds 1, so that nothing is shown. Differences between expected and"))
-    page.append(line("measured are layouts, fusion and launches, which an isolated call does not have."))
+        page += [
+            line(f"{x.exchange.part} {x.exchange.implementation} {x.agreement}: {x.differs}", style="dim")
+            for x in rows
+            if x.differs
+        ]
+    page.append(line("Dim: the interval holds 1, so that nothing is shown."))
+    if any(x.status == "ok" and x.agreement in ("more", "less") and not x.differs for x in found):
+        page.append(
+            line("What differs where more or less was measured than expected: kernelmark worth --resume RUN")
+        )
     return page
 
 

@@ -23,11 +23,20 @@ def plan(seen: Capture, catalog: Catalog) -> str:
         "# saw; a backward pass is one of them, and not taken apart.",
         "",
     ]
+    steps, step_ms, how = seen.step()
+    if step_ms > 0:
+        lines += [
+            f"# A step, of {counted(steps, 'step')}: {how}. `kernelmark run` on this plan says what each",
+            "# implementation is worth to it.",
+            "[program]",
+            f"step_ms = {step_ms:.6g}",
+            "",
+        ]
     cases = 0
     left: list[str] = [f"{counted(count, 'call')}, {reason}" for reason, count in seen.remarks.items()]
     for kind in seen.calls():
         try:
-            table = _table(kind, catalog, total)
+            table = _table(kind, catalog, total, steps)
         except InputError as error:
             left.append(f"{counted(kind.count, 'call')}, {share(kind.ms, total)}: {error}")
             continue
@@ -45,7 +54,7 @@ def plan(seen: Capture, catalog: Catalog) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(seen: Seen, catalog: Catalog, total: float) -> list[str]:
+def _table(seen: Seen, catalog: Catalog, total: float, steps: int) -> list[str]:
     """A `[[cases]]` table. Raises `InputError` where the catalog has no such case."""
     call = seen.call
     operator = catalog.operator(call.operator)
@@ -68,6 +77,7 @@ def _table(seen: Seen, catalog: Catalog, total: float) -> list[str]:
         given = ", ".join(f"{name} = {_toml(value)}" for name, value in options.items())
         found.append(f"options = {{ {given} }}")
     found.append(f'dtype = "{call.dtype}"')
+    found.append(f"calls = {seen.count / steps:.6g}")
     found.append(f"pass = [{', '.join(map(_toml, passes))}]")
     return found
 

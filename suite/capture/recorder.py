@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 import weakref
 from collections import Counter
@@ -83,8 +85,7 @@ class Entry:
     @property
     def ms(self) -> float:
         """Between the edges."""
-        first, last = self.edges
-        return float(last - first) * 1e3 if self.host else float(first.elapsed_time(last))
+        return _ms(*self.edges)
 
 
 class Capture:
@@ -101,6 +102,12 @@ class Capture:
         self._within = ""
         """The optimizer whose step is being taken; its calls are one thing."""
         self.remarks: Counter[str] = Counter()
+        self._ends: list[Any] = []
+        """When optimizers' steps ended."""
+        self.steps: int | None = None
+        """How many steps the program took, where that is known; else the ends of its optimizers' are counted."""
+        self.step_ms: float | None = None
+        """How long one took, where that was measured without a capture, which slows."""
 
     def __enter__(self) -> Capture:
         from torch.overrides import TorchFunctionMode
@@ -140,6 +147,7 @@ class Capture:
 
     def _stepped(self, *given: Any) -> None:
         self._within = ""
+        self._ends.append(_edge())
 
     # -- recording ----------------------------------------------------------------------------------------
 
@@ -273,6 +281,17 @@ class Capture:
                 spent[x.name] = spent.get(x.name, 0.0) + x.ms
         return tuple(sorted(((x, counts[x], spent[x]) for x in counts), key=lambda x: -x[2]))
 
+    def step(self) -> tuple[int, float, str]:
+        """How many steps were seen, milliseconds of one, and how these are known."""
+        self._wait()
+        steps = self.steps or len(self._ends) or 1
+        if self.step_ms is not None:
+            return steps, self.step_ms, "as given"
+        if len(self._ends) > 1 and not self.steps:
+            between = [_ms(a, b) for a, b in itertools.pairwise(self._ends)]
+            return steps, statistics.median(between), "between optimizer steps, while they were captured"
+        return steps, self.total_ms / steps, "of all calls that were seen"
+
     @property
     def total_ms(self) -> float:
         """Of all calls that were seen."""
@@ -299,6 +318,11 @@ _SILENT = frozenset(
     }
 )
 """Functions that compute nothing."""
+
+
+def _ms(first: Any, last: Any) -> float:
+    """Between two edges."""
+    return float(last - first) * 1e3 if isinstance(first, float) else float(first.elapsed_time(last))
 
 
 def _edge() -> Any:

@@ -92,6 +92,7 @@ def traced(path: Path) -> Capture:
         raise InputError(f"{path} has no shapes of operators: profile with record_shapes=True.")
     differentiated = _differentiated(operators)
     seen = Capture()
+    seen.steps = sum(x["name"].startswith(STEP) for x in operators) or None
     nested = list(_nested(operators, differentiated, seen))
     kernels = [x for x in events if x.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and _timed(x)]
     if kernels:

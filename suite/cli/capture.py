@@ -26,8 +26,16 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Read a trace of PyTorch's profiler (record_shapes=True) in place of running a program.",
 )
+@click.option("--steps", type=click.IntRange(1), help="Steps that the program takes; default: its optimizer's.")
+@click.option(
+    "--step-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Milliseconds of a step, measured without a capture, which slows; default: as captured.",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def command_capture(target: Path, trace: Path | None, command: tuple[str, ...]) -> None:
+def command_capture(
+    target: Path, trace: Path | None, steps: int | None, step_ms: float | None, command: tuple[str, ...]
+) -> None:
     """Run a Python program, and write a plan of the operators that it calls.
 
     \b
@@ -37,6 +45,8 @@ def command_capture(target: Path, trace: Path | None, command: tuple[str, ...]) 
 
     The program runs in this process and eagerly: what it compiles, and kernels of libraries, are not seen. A trace
     has both, by name; of what a program writes by hand of several functions it has the functions.
+
+    A run of the plan says what each implementation is worth to a step of the program.
     """
     from ..capture import Capture, run, traced
     from ..catalog import Catalog
@@ -49,6 +59,7 @@ def command_capture(target: Path, trace: Path | None, command: tuple[str, ...]) 
         status = run(command, seen)
     else:
         seen = traced(trace)
+    seen.steps, seen.step_ms = steps or seen.steps, step_ms
     text = seen.plan(Catalog.default())
     target.write_text(text)
     total = seen.total_ms or 1.0

@@ -11,7 +11,7 @@ from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.store.journal import read
 from ..catalog import Catalog
-from ..run import supervisor
+from ..run import explaining, supervisor
 from ..run.fingerprint import device_named
 from . import names
 from .run import present, writable
@@ -39,6 +39,12 @@ from .run import present, writable
 @click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: 5.")
 @click.option("--device", help="cuda or cpu; default: the best one here.")
 @click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
+@click.option(
+    "--explain/--no-explain",
+    default=True,
+    show_default=True,
+    help="Profile the steps of which more or less was measured than expected, and say what differs.",
+)
 @click.option("--resume", metavar="RUN", shell_complete=names.runs, help="Go on with a run that was interrupted.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
 @click.option("--journal-only", is_flag=True, help="Write the journal and leave the rest to another machine.")
@@ -56,6 +62,7 @@ def command_worth(
     replicates: int | None,
     device: str | None,
     seed: int | None,
+    explain: bool,
     resume: str | None,
     output: Path | None,
     journal_only: bool,
@@ -95,6 +102,8 @@ def command_worth(
                 listener=listener,
             )
         path = run.execute()
+    if explain:
+        explaining.explain(path, catalog, lambda text: click.echo(text, err=True))
     journal = read(path)
     if journal_only:
         show(worth_table(journal))

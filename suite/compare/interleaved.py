@@ -99,7 +99,7 @@ def trees(
             x
             for x in asked
             if device in x.implementation.devices
-            if str(x.implementation.root) in rooted
+            if x.implementation.held_by(rooted)
             if catalog.definition(x.case.operator).spec(x.case) == x.case.spec  # a stored plan's may be another
         )
         if cells:

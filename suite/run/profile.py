@@ -12,15 +12,25 @@ import io
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 
-Kind: TypeAlias = Literal["ours", "product", "copy", "other"]
+from ...registry import escape
+from ...registry.store.record import Case, KernelKind, Launched, Launches
+
 DEVICE = {"kernel": None, "gpu_memcpy": "copy", "gpu_memset": "copy"}
 """Categories of a trace's events that take a device's time, and the kind that they are."""
 PRODUCT = re.compile(r"gemm|cutlass|cublas|nvjet|xmma|wgmma|aten::(add|b|badd)?mm\b|convolution|mkldnn|_mm_", re.I)
-COPY = re.compile(r"aten::(copy_|_to_copy|contiguous|clone)\b|^Mem(cpy|set)", re.I)
+COPY = re.compile(
+    r"aten::(copy_|_to_copy|contiguous|clone)\b|^Mem(cpy|set)|copy_kernel(_cuda)?\b"
+    r"|^triton_poi_fused(_(_to_copy|copy_|clone|view|_unsafe_view|t|transpose|permute))+(_\d+)?$",
+    re.I,
+)
+LONGEST = 200
+"""Characters of a kernel's name that a journal keeps: templates of C++ have thousands."""
+MOST = 1000
+"""Kernels of a step that a journal keeps, the longest."""
 STEP = "kernelmark step"
 """The name under which a step stands in the trace."""
 
@@ -29,7 +39,7 @@ class Kernel(msgspec.Struct, frozen=True):
     """All calls of one kernel (on a CPU: of one operator of PyTorch, without what it calls) in one step."""
 
     name: str
-    kind: Kind
+    kind: KernelKind
     calls: float
     ms: float
     share: float
@@ -45,7 +55,7 @@ class Profile(msgspec.Struct, frozen=True):
     kernels: tuple[Kernel, ...]
     """The longest first."""
 
-    def ms(self, kind: Kind) -> float:
+    def ms(self, kind: KernelKind) -> float:
         """The time of one kind of kernels."""
         return sum(x.ms for x in self.kernels if x.kind == kind)
 
@@ -79,7 +89,7 @@ def summarized(trace: Mapping[str, Any], steps: int, ours: Collection[str], devi
         own = [x["dur"] for x in inside]
         begin, end = min(x["ts"] for x in marks), max((x["ts"] + x["dur"] for x in (*marks, *inside)), default=0)
         wall, busy = end - begin, _covered((x["ts"], x["dur"]) for x in inside)
-    calls: dict[tuple[str, Kind], list[float]] = {}
+    calls: dict[tuple[str, KernelKind], list[float]] = {}
     for event, us in zip(inside, own, strict=True):
         kind = _kind(event["name"], event["cat"], ours)
         calls.setdefault((event["name"], kind), []).append(us)
@@ -95,7 +105,13 @@ def summarized(trace: Mapping[str, Any], steps: int, ours: Collection[str], devi
     )
 
 
-def _kind(name: str, category: str, ours: Collection[str]) -> Kind:
+def launches(found: Profile, case: Case, implementation: str) -> Launches:
+    """A profile as a journal's line."""
+    kernels = tuple(Launched(escape.plain(x.name)[:LONGEST], x.kind, x.calls, x.ms) for x in found.kernels[:MOST])
+    return Launches(case.operator, case.name, implementation, found.steps, found.gap_ms, kernels)
+
+
+def _kind(name: str, category: str, ours: Collection[str]) -> KernelKind:
     if DEVICE.get(category) == "copy" or COPY.search(name):
         return "copy"
     if name in ours or name.startswith("kernelmark::"):

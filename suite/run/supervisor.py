@@ -21,6 +21,7 @@ from statistics import median
 from typing import Protocol
 
 import filelock
+import msgspec
 
 from ...registry.errors import Ended, HarnessError, InputError, KernelmarkError
 from ...registry.store.home import Home
@@ -45,7 +46,7 @@ from ..catalog import Catalog
 from ..environments import interpreter
 from ..estimate import estimate
 from ..measure.ranks import LOOPBACK, NO_MULTICAST, START_S
-from ..plan import NOTHING, Cell, Plan, order
+from ..plan import NOTHING, Cell, Plan, order, parameters
 from . import fingerprint
 from .conversation import PROGRAM, Conversation, OutOfTurn
 from .forkserver import ForkServers
@@ -597,7 +598,10 @@ class Run:
                 **({WORKERS: "forked from a loaded torch"} if forked else {}),
             },
             metrics=self.catalog.metrics(self.plan.cases),
-            request=self.plan.request(self.cells, self.request),
+            request=msgspec.structs.replace(
+                self.plan.request(self.cells, self.request),
+                parameters=parameters(self.plan.cases, self.catalog),
+            ),
         )
         self._writer.write(header)
         self.past = Journal(header)

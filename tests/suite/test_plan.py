@@ -327,9 +327,9 @@ WRONG = {
     "": "a plan needs at least one [[cases]] or [[worth]] table.",
     case(
         "dtypes = 'bf16'"
-    ): "A plan takes cases, worth, systems, peers, replicates, cache, deadline_s, budget_s, sampling; a case "
-    "operator, axes, random, options, dtype, pass, implementations, without, models; worth model, axes, options, "
-    "dtype, bases, parts, implementations, nulls.",
+    ): "A plan takes cases, worth, systems, peers, program, replicates, cache, deadline_s, budget_s, sampling; a "
+    "case operator, axes, random, options, dtype, pass, implementations, without, models, calls; worth model, "
+    "axes, options, dtype, bases, parts, implementations, nulls.",
     "[[cases]\n": "not a valid plan: ",
     "[sampling]\nmin_samples = 5\nmax_samples = 4\n"
     + case(""): "min_samples must be at least 1 and at most max_samples",

@@ -144,6 +144,32 @@ def test_a_plan_on_worth_exchanges_one_part_at_a_time() -> None:
     assert plan.only[f"train/{step().name}"][0] == "torch_compile_blocks"
 
 
+def test_what_cannot_run_here_has_its_row_of_worth() -> None:
+    """Of another device, of an environment that is not installed, of one that the base's excludes."""
+    asked = ["vllm", "transformer_engine", "kernelmark"]
+    plan = plans.of_worth(step(), worth.base_named("torch", CATALOG), CATALOG, "cpu", ["rms_norm"], asked)
+    (case,) = [x for x in plan.cases if x.operator == "train"]
+    cells = {x.implementation.name: x for x in plan.cells(CATALOG, "cpu") if x.case == case}
+    assert cells.keys() == {"torch", *(x.system for x in plan.exchanges)}
+    assert {x.rpartition(".")[2] for x in cells} >= set(asked)
+    for name in cells.keys() - {"torch", "torch+norm.kernelmark_cpu"}:
+        assert cells[name].implementation.unavailable("cpu") == (
+            "unsupported",
+            "needs a cuda device, this is cpu",
+        ), name
+    vllm = cells["torch+norm.vllm"].implementation
+    assert vllm.environment == "vllm"
+    status, reason = vllm.unavailable("cuda")
+    assert (status, "make environment NAME=vllm" in reason) == ("unavailable", True)
+    engine = worth.base_named("transformer_engine", CATALOG)
+    plan = plans.of_worth(step(), engine, CATALOG, "cpu", ["rms_norm"], asked)
+    refused = {x.implementation: x.refused for x in plan.exchanges}
+    assert "'vllm' and 'transformer_engine', its base's, cannot be one" in refused["vllm"]
+    assert not refused["kernelmark"]
+    assert "vllm" not in {x.name.rpartition(".")[2] for x in plan.systems}
+    plan.cells(CATALOG, "cuda")  # systems that are refused are none: the others can be made
+
+
 def test_in_a_graph_parts_are_not_compiled() -> None:
     base = worth.base_named("torch_graph", CATALOG)
     plan = plans.of_worth(step(), base, CATALOG, "cpu", parts=["attention"], implementations=["sdpa_flash"])
@@ -202,3 +228,33 @@ def test_what_cannot_be_exchanged() -> None:
         plans.of_worth(step(), base, CATALOG, "cpu", implementations=["no_such"])
     with pytest.raises(InputError, match="unknown system 'torhc'"):
         worth.base_named("torhc", CATALOG)
+
+
+def test_the_parameters_of_cases_models() -> None:
+    plan = plans.load("scaling", CATALOG, "cuda")
+    found = {x.options["model"]: plans.parameters([x], CATALOG)[x.full_name] for x in plan.cases}
+    assert found["gpt2-124m"] == 124_439_808
+    assert found["llama-2-7b"] == 6_738_415_616
+    assert found["llama-3.1-70b"] < 12e9  # of a slice, its layers
+    assert plans.parameters([CATALOG.operator("softmax").case({"M": 4, "D": 8}, "bf16", "forward")], CATALOG) == {}
+
+
+def test_each_goal_and_each_architecture_has_its_case() -> None:
+    train, precision = (plans.load(x, CATALOG, "cuda") for x in ("train", "precision"))
+    of = {name: x for x in CATALOG.models.values() for name in x.configurations}
+    assert {of[x.options["model"]].name for x in train.cases} == set(CATALOG.models)
+    fp8 = {(x.options["model"], x.axes["S"]): x for x in precision.cases if x.options["state"] == "plain"}
+    assert fp8.keys() == {("llama-2-7b", 2048), ("llama-3.1-8b", 8192), ("gpt2-124m-padded", 1024)}
+    for case in precision.cases:  # ours compiled, as torchao's are
+        execution = {x.name: x.execution for x in precision.systems}
+        assert {"blocks", "compile"} <= {execution.get(x) for x in precision.chosen(case) if "kernelmark_fp8" in x}
+    ways = {"torch_compile_max_autotune", "torch_compile_reduce_overhead", "torch_aot_eager", "torch_cudagraphs"}
+    assert sum(ways < set(train.chosen(x)) for x in train.cases) == 2
+
+
+def test_a_system_is_held_by_the_roots_of_its_parts() -> None:
+    """So that commits of a root are compared on it."""
+    own = {str(CATALOG.roots[0].folder)}
+    systems = {x.name: x for x in CATALOG.of_operator("train") if x.assembled}
+    assert all(x.root is None and x.held_by(own) for x in systems.values())
+    assert not systems["kernelmark"].held_by({"/elsewhere"})

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 import pytest
-from kernelmark.registry.analysis.worth import Worth, worths
-from kernelmark.registry.store.journal import Journal
+from kernelmark.registry.analysis.worth import Worth, unexplained, worths
+from kernelmark.registry.store.journal import Journal, encode, parse
 from kernelmark.registry.store.metric import OPERATOR_METRICS, Metric
-from kernelmark.registry.store.record import Case, Exchange, Header, Measurement, Record, Request, Status
+from kernelmark.registry.store.record import (
+    Case,
+    Exchange,
+    Header,
+    Launched,
+    Launches,
+    Measurement,
+    Record,
+    Request,
+    Status,
+)
+from kernelmark.registry.views import report
 from kernelmark.registry.views.table import render
 from kernelmark.registry.views.worth_table import cells, worth_table
 
@@ -171,6 +183,35 @@ def test_the_table() -> None:
     assert worth_table(journal({}, {}, [])) == []
 
 
+def test_what_is_not_as_expected_is_profiled_and_told() -> None:
+    times = {"torch_compile": [200.0] * 3, "a": [190.0] * 3, "b": [200.0, 200.1, 199.9]}
+    alone = {"torch": 2.0, "fa4": 1.5, "same": 2.0}
+    made = journal(times, alone, [exchange("a"), exchange("b", "same")])
+    rows = [("train", "B4-tiny", name) for name in ("torch_compile", "a")]
+    assert list(unexplained(made)) == rows  # b is what was expected of it
+    told = "kernelmark worth --resume"
+    assert told in render(worth_table(made), 120)
+    kernels = [Launched("rows", "other", CALLS, 3.0)], [Launched("fa4_forward", "other", CALLS, 1.0)]
+    lines = tuple(Launches(*row, 2, 0.0, tuple(x)) for row, x in zip(rows, kernels, strict=True))
+    made = dataclasses.replace(made, launches=lines)
+    assert unexplained(made) == ()
+    first, second = worths(made)
+    assert first.differs == "gone: rows × 16 (3.000 ms); new: fa4_forward × 16 (1.000 ms)"
+    assert second.differs == ""
+    text = render(worth_table(made), 160)
+    assert f"attention fa4 more: {first.differs}" in text
+    assert told not in text
+    assert f"more: {first.differs}" in report.render([made])
+    read = parse(b"".join(encode(x) for x in (made.header, *made.records, *lines)))
+    assert worths(read) == worths(made)
+
+
+def test_an_exchange_that_is_refused_says_why() -> None:
+    refused = msgspec.structs.replace(exchange("a"), refused="two environments")
+    (found,) = worths(journal({"torch_compile": [200.0]}, {}, [refused]))
+    assert (found.status, found.reason) == ("unsupported", "a: two environments")
+
+
 def test_a_header_with_exchanges_is_read_back() -> None:
     header = journal({}, {}, [exchange("a")]).header
     assert msgspec.json.decode(msgspec.json.encode(header), type=Header) == header
@@ -181,7 +222,6 @@ def test_cells_of_what_is_not_known() -> None:
 
 
 def test_the_table_of_a_run_and_its_report_have_them() -> None:
-    from kernelmark.registry.views import report
     from kernelmark.registry.views.tables import run_table
 
     made = journal(

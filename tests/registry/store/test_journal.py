@@ -349,7 +349,7 @@ def test_the_module_prints_its_schema() -> None:
 
 def test_the_schema_describes_every_kind_of_line() -> None:
     told: Any = module.schema()
-    assert set(told["discriminator"]["mapping"]) == {"header", "record", "ceiling", "footer"}
+    assert set(told["discriminator"]["mapping"]) == {"header", "record", "ceiling", "launches", "footer"}
     assert told["$defs"]["Case"]["additionalProperties"] is False
     assert "pass" in told["$defs"]["Case"]["properties"]
 

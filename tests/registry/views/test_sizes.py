@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from kernelmark.registry.analysis.ceilings import Ceilings
@@ -9,7 +10,7 @@ from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.views.grouping import cases
 from kernelmark.registry.views.lines import over_sizes, roofline
 from kernelmark.registry.views.looks import palette
-from kernelmark.registry.views.sizes import BYTES, Sweep, sweeps
+from kernelmark.registry.views.sizes import BYTES, PARAMETERS, Sweep, sweeps
 
 
 def swept(literal: Any, *axes: dict[str, int], **more: Any) -> tuple[Sweep, ...]:
@@ -73,3 +74,47 @@ def test_a_roofline_has_a_dot_for_ours_and_one_for_the_fastest_baseline(literal:
     assert "1.000 TFLOP/s at 1,000 FLOP/B" in drawn
     assert "liger" not in drawn
     assert roofline("fp32", cases(found), ceilings, palette(found)) is None
+
+
+def test_where_memory_ends_is_marked(literal: Any) -> None:
+    """By one implementation at a size, by all at the next: neither is a gap without a word."""
+    made = [literal.case(name=f"S{s}", axes={"S": s}) for s in (1, 2, 4, 8)]
+    no_room = {"status": "out_of_memory", "reason": "no room"}
+    records = [literal.record(name, 1.0, case=x) for x in made[:2] for name in ("kernelmark", "torch")]
+    records += [literal.record("kernelmark", 1.0, case=made[2])]
+    records += [literal.record("torch", case=made[2], **no_room)]
+    records += [literal.record(name, case=made[3], **no_room) for name in ("kernelmark", "torch")]
+    found = rows(literal.journal(*records))
+    (sweep,) = sweeps(cases(found))
+    assert sweep.sizes == (1, 2, 4, 8)
+    drawn = over_sizes(sweep, palette(found))
+    assert drawn is not None
+    assert re.findall(r"<title>(S = \d: \w+ out of memory)</title>", drawn) == [
+        "S = 4: torch out of memory",
+        "S = 8: kernelmark out of memory",
+        "S = 8: torch out of memory",
+    ]
+    short = [x for x in records if x.case.axes["S"] != 2 and x.status != "ok"]
+    assert sweeps(cases(rows(literal.journal(*records[:2], *short)))) == ()  # one point is no line
+
+
+def test_models_lie_over_their_parameters(literal: Any) -> None:
+    sizes = {"small": (16, 512), "middle": (16, 512), "large": (4, 2048)}
+    made = [
+        literal.case(name=name, axes={"B": b, "S": s}, options={"model": name}) for name, (b, s) in sizes.items()
+    ]
+    made.append(literal.case(name="other", axes={"B": 1, "S": 64}, options={"model": "other"}))
+    counts = dict(zip(sizes, (124 * 10**6, 355 * 10**6, 6_738_415_616), strict=True)) | {"other": 10**9}
+    parameters = {f"{x.operator}/{x.name}": counts[x.name] for x in made}
+    records = [literal.record(case=x) for x in made]
+    records[2] = literal.record(case=made[2], status="out_of_memory", reason="no room")
+    found = rows(literal.journal(*records))
+    assert sweeps(cases(found)) == ()
+    (sweep,) = sweeps(cases(found), parameters)
+    assert (sweep.axis, sweep.sizes) == (PARAMETERS, tuple(counts[x] for x in sizes))
+    assert "B × S = 8,192" in sweep.common
+    drawn = over_sizes(sweep, palette(found))
+    assert drawn is not None
+    assert "small, 124M parameters: " in drawn
+    assert "large, 6.74B parameters: " in drawn
+    assert "out of memory" in drawn

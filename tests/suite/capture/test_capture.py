@@ -1,12 +1,17 @@
 """Capture sees a program's calls, written as functions or by hand, and makes a plan of them that loads."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from kernelmark.registry.analysis.own_step import own_step
 from kernelmark.registry.errors import InputError
+from kernelmark.registry.store.journal import read
+from kernelmark.registry.store.record import Header
 from kernelmark.suite import plan as plans
 from kernelmark.suite.capture import Capture, run
 from kernelmark.suite.catalog import Catalog
@@ -243,6 +248,81 @@ def test_an_optimizers_step_is_one_thing() -> None:
     assert [(name, count) for name, count, _ in seen.rest()] == [("AdamW.step of 1 tensor, 8 numbers", 2)]
     optimizer.step()  # outside: nothing is left behind
     assert len(seen.rest()) == 1
+
+
+TRAINING = """
+import torch
+from torch.nn import functional
+h = torch.nn.Parameter(torch.randn(4, 8, 64))
+weight = torch.nn.Parameter(torch.ones(64))
+optimizer = torch.optim.AdamW([h, weight], lr=1e-3)
+for _ in range(4):
+    y = functional.layer_norm(functional.layer_norm(h, (64,), weight, weight), (64,), weight, weight)
+    functional.cross_entropy(y.view(32, 64), torch.zeros(32, dtype=torch.long)).backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    path = tmp_path / "training.py"
+    path.write_text(TRAINING)
+    return path
+
+
+def captured(training: Path, *options: str) -> plans.Plan:
+    target = training.with_name("captured.toml")
+    result = CliRunner().invoke(command_capture, ["--plan", str(target), *options, "--", "python", str(training)])
+    assert result.exit_code == 0, result.output
+    return plans.load(str(target), Catalog.default(), "cpu")
+
+
+def test_a_plan_says_how_often_a_step_makes_each_call(training: Path) -> None:
+    plan = captured(training)
+    calls = {name.rpartition("/")[0] + name.rpartition("-")[2]: count for name, count in plan.calls.items()}
+    # Of the loss, what runs both passes stands for both.
+    assert calls == {"layer_normforward": 2.0, "layer_normbackward": 2.0, "cross_entropyforward_backward": 1.0}
+    assert plan.step_ms is not None
+    assert 0 < plan.step_ms < 1e4
+    assert "4 steps: between optimizer steps" in (training.with_name("captured.toml")).read_text()
+    again = captured(training, "--steps", "2", "--step-ms", "12.5")
+    assert again.step_ms == 12.5
+    assert set(again.calls.values()) == {4.0, 2.0}
+    assert plans.Plan.of(header_of(again)) == again
+    narrowed = plans.load(str(training.with_name("captured.toml")), Catalog.default(), "cpu", ["layer_norm"])
+    assert all(x.startswith("layer_norm/") for x in narrowed.calls)
+
+
+def header_of(plan: plans.Plan) -> Header:
+    """That of a run of a plan."""
+    return Header(
+        2, "r", "", "", None, False, plan.name, 0, plan.replicates, "cpu", "k", {}, {},
+        request=plan.request(()),
+    )  # fmt: skip
+
+
+@pytest.mark.minutes
+def test_what_each_implementation_is_worth_to_the_programs_step(training: Path) -> None:
+    captured(training, "--step-ms", "5")
+    home = training.with_name("home")
+    asked = f"run --plan {training.with_name('captured.toml')} --operator layer_norm --device cpu --replicates 1"
+    done = subprocess.run(
+        [sys.executable, "-m", "kernelmark.suite", *asked.split(), "--output", str(home), "--no-report"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "140"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = home.glob("journals/*.jsonl")
+    found = own_step(read(path))
+    assert found is not None
+    (call,) = found.calls
+    offers = {x.implementation: x for x in call.offers}
+    assert call.calls == 2
+    assert offers["torch"].worth == pytest.approx(1)
+    assert "needs a cuda device" in offers["kernelmark"].reason
+    assert "worth to your step of 5.000 ms" in done.stdout
 
 
 @pytest.mark.parametrize(

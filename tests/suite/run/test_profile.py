@@ -6,7 +6,8 @@ from pathlib import Path
 
 import kernelmark.suite
 import pytest
-from kernelmark.suite.run.profile import STEP, Light, names, speed_of_light, summarized
+from kernelmark.registry.store.record import Case
+from kernelmark.suite.run.profile import STEP, Light, launches, names, speed_of_light, summarized
 
 
 def event(name, category, ts, dur, tid=1):
@@ -86,3 +87,27 @@ def test_what_nsight_compute_says():
     )
     assert speed_of_light(text) == (Light("norm", 12.25, 91.5), Light("gemm", 80.0, 0.0))
     assert speed_of_light("==ERROR== ERR_NVGPUCTRPERM") == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIterator)>",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>",
+        "triton_poi_fused_clone_3",
+        "triton_poi_fused__to_copy_transpose_11",
+    ],
+)
+def test_kernels_that_only_lay_out_are_copies(name):
+    trace = {"traceEvents": [event(STEP, "user_annotation", 0, 10), event(name, "kernel", 1, 5)]}
+    assert [x.kind for x in summarized(trace, 1, (), "cuda").kernels] == ["copy"]
+    trace["traceEvents"][1]["name"] = "triton_poi_fused_add_clone_3"  # computes besides
+    assert [x.kind for x in summarized(trace, 1, (), "cuda").kernels] == ["other"]
+
+
+def test_a_profile_as_a_line_of_a_journal():
+    trace = {"traceEvents": [event(STEP, "user_annotation", 0, 10), event("a\n" + "b" * 900, "kernel", 1, 5)]}
+    case = Case("train", "tiny", {}, {}, "bf16", "program", "5bec", 1, 1)
+    line = launches(summarized(trace, 1, (), "cuda"), case, "torch")
+    assert (line.operator, line.case, line.implementation, line.gap_ms) == ("train", "tiny", "torch", 0.005)
+    assert [(x.name[:3], len(x.name), x.calls, x.ms) for x in line.kernels] == [("a b", 200, 1.0, 0.005)]

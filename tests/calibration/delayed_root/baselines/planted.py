@@ -1,10 +1,11 @@
 """PyTorch's layer norm behind a delay on the device: a truth that worth is held to.
 
-`planted_null` is PyTorch's own under another name. On a CPU nothing is delayed.
+`planted_null` is PyTorch's own under another name. On a CPU the caller itself waits, busy.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 REQUIRES = ("torch", "triton")
@@ -20,6 +21,10 @@ def _behind(us: int) -> Any:
                 from ._spin import spin
 
                 spin(us)
+            elif us:
+                until = time.perf_counter_ns() + 1000 * us
+                while time.perf_counter_ns() < until:
+                    pass
             return functional.layer_norm(x, weight.shape, weight, bias, eps)
 
         return call
