@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import pytest
 from kernelmark.registry.analysis import worth
 
 _SPEC = importlib.util.spec_from_file_location("calibration_worths", Path(__file__).with_name("worths.py"))
@@ -41,13 +40,3 @@ def test_a_step_that_gains_half_of_what_was_expected_is_not_right():
     (found,) = table.worths(table.journal([step[0], [91.0] * 5], alone))
     assert table.right(found)
     assert "| 100.0% | 100.0% | 100.0% | 0.0% | 0.0% | 0.0% |" in table.row("x1", "x", -10.0, [found])
-
-
-@pytest.mark.minutes
-def test_a_millisecond_before_each_norm_is_found_on_this_cpu(monkeypatch):
-    monkeypatch.setenv("KERNELMARK_PATH", "")  # put back afterwards, as the next
-    monkeypatch.setenv("OMP_NUM_THREADS", "")
-    found = {x.exchange.implementation: x for x in table.on_this_cpu(3)}
-    late = found["planted_1000us"]
-    assert table.moving(late)
-    assert table.right(late)
