@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -175,14 +176,44 @@ def test_rows_of_no_group_count_for_nothing(layout):
         deviation(bench.comparable(result * 1.01), bench.references, chosen.tolerances["e4m3"])
 
 
+@pytest.mark.parametrize("activation", ["swiglu", "clamped"])
 @pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
-def test_eager_experts_are_right(dtype):
+def test_eager_experts_are_right(dtype, activation):
     chosen = operator("moe")
-    case = chosen.case(EXPERTS, dtype, "forward", skew=1)
+    case = chosen.case(EXPERTS, dtype, "forward", skew=1, activation=activation)
     bench = Workbench.build(chosen, case, CPU, seed=1)
     call = bench.call(EAGER["moe"]["torch"](case))
     deviation(bench.comparable(call()), bench.references, chosen.tolerances[dtype])
     assert 0.5 < case.flops / (2 * 40 * 2 * 3 * 96 * 80) < 1.1
+
+
+def test_an_activation_is_another_case_and_swiglu_the_one_that_was():
+    found = [moe.OPERATOR.case(EXPERTS, x, "forward") for x in ("bf16", "e4m3")]
+    assert [x.spec for x in found] == ["49d86148f4c1", "f1c9f6b32655"]
+    clamped = moe.OPERATOR.case(EXPERTS, "bf16", "forward", activation="clamped")
+    assert (clamped.spec != found[0].spec, "clamped" in clamped.name, "swiglu" in found[0].name) == (
+        True,
+        True,
+        False,
+    )
+
+
+def test_the_clamped_product_is_its_formula():
+    gate = torch.tensor([-9.0, 0.5, 9.0]).double()
+    up = torch.tensor([8.0, -9.0, 0.5]).double()
+    want = [
+        -9 / (1 + math.exp(1.702 * 9)) * 8,
+        0.5 / (1 + math.exp(-0.851)) * -6,
+        7 / (1 + math.exp(-11.914)) * 1.5,
+    ]
+    assert moe.product_of(gate, up, 7.0).tolist() == pytest.approx(want)
+
+
+def test_shares_are_of_experts_in_8_bits():
+    found = [measured(moe.OPERATOR, moe.OPERATOR.case(EXPERTS | {"M": 4}, x, "forward")) for x in ("e4m3", "bf16")]
+    assert 1 / 128**2 <= found[0]["saturated"] < 0.01
+    assert 0 <= found[0]["underflowed"] < 0.01
+    assert found[1]["saturated"] is found[1]["underflowed"] is None
 
 
 def test_skew_is_seen():
