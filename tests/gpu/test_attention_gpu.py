@@ -57,6 +57,7 @@ def expected(q, k, v, mask, window):
 
 def errors(D, S, Hkv, window, mask):
     """Relative norms of the deviations of output, log-sum-exp and the three gradients, of each path."""
+    from kernelmark.kernels.attention import _dispatch as kernels
     from kernelmark.kernels.attention import attention as module
 
     generator = torch.Generator("cuda").manual_seed(D + S)
@@ -69,7 +70,7 @@ def errors(D, S, Hkv, window, mask):
     want = expected(*wide, mask, window)
     want = (*want, *torch.autograd.grad(want, wide, (grad.double(), grad_lse.double())))
     found = []
-    for module.HOPPER, fixed in PATHS:
+    for kernels.HOPPER, fixed in PATHS:
         leaves = [x.requires_grad_() for x in (q, k, v)]
         torch.use_deterministic_algorithms(fixed)
         got = module.attention(*leaves, mask, window, return_lse=True)
@@ -81,12 +82,13 @@ def errors(D, S, Hkv, window, mask):
 
 def extremes(D, S, Hkv, window, mask):
     """What each path makes wrong of denormal and very large inputs, and of keys of -inf."""
+    from kernelmark.kernels.attention import _dispatch as kernels
     from kernelmark.kernels.attention import attention as module
 
     generator = torch.Generator("cuda").manual_seed(D + S)
     drawn = [torch.randn(1, heads, S, D, device="cuda", generator=generator) for heads in (4, Hkv, Hkv)]
     found = []
-    for module.HOPPER, fixed in PATHS:
+    for kernels.HOPPER, fixed in PATHS:
         torch.use_deterministic_algorithms(fixed)
         wrong = [f"inputs of {x:g}: {y}" for x in (1e-40, 1e3) for y in _scaled(module, drawn, x, window, mask)]
         wrong += [f"keys of -inf: {x}" for x in _infinite(module, drawn, window, mask)]
@@ -152,6 +154,7 @@ def changes(D, S, Hkv, window, mask):
     """How many of 30 times gave other bits than the first in output, log-sum-exp, dQ, dK and dV, of each path,
     beside work that shifts their schedule.
     """
+    from kernelmark.kernels.attention import _dispatch as kernels
     from kernelmark.kernels.attention import attention as module
 
     leaves = [
@@ -171,7 +174,7 @@ def changes(D, S, Hkv, window, mask):
         finally:
             torch.use_deterministic_algorithms(False)
 
-    for module.HOPPER, fixed in PATHS:
+    for kernels.HOPPER, fixed in PATHS:
         first = results(fixed)
         counts = [0] * 5
         for i in range(30):
