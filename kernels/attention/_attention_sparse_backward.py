@@ -15,23 +15,18 @@ import triton
 import triton.language as tl
 
 from .._common import cdiv, on
-from .attention import (
-    LOG2E,
+from ._portable_backward import row_products, with_keys, with_queries
+from ._tile_functions import LOG2E, load_tile, program_place, store_strided
+from ._tiling import (
     Config,
     Tiles,
-    _config,
-    _delta,
-    _load,
-    _place,
-    _plain,
-    _shared,
-    _tile,
-    _tma,
-    _width,
-    _write,
+    configured,
+    describable,
+    heads_in_l2,
     like,
-    with_keys,
-    with_queries,
+    row_contiguous,
+    source,
+    tile_width,
 )
 
 LN2 = tl.constexpr(1 / LOG2E)
@@ -49,11 +44,11 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     BLOCK: tl.constexpr = 128
     KEYS: tl.constexpr = c.keys
     WIDTH: tl.constexpr = c.width
-    tile, place = _place(tl.cdiv(S, c.keys), B * (H // groups), shared, False)
+    tile, place = program_place(tl.cdiv(S, c.keys), B * (H // groups), shared, False)
     batch, head = place // (H // groups), place % (H // groups)
     first = tile * c.keys
-    keys = _load(k, batch, head, first, strides[1], S, c.D, c.keys, c.width, c.tma, True)
-    values = _load(v, batch, head, first, strides[2], S, c.D, c.keys, c.width, c.tma, True)
+    keys = load_tile(k, batch, head, first, strides[1], S, c.D, c.keys, c.width, c.tma, True)
+    values = load_tile(v, batch, head, first, strides[2], S, c.D, c.keys, c.width, c.tma, True)
     n = tl.cdiv(S, BLOCK)
     within: tl.constexpr = BLOCK // c.queries
     sums = (tl.zeros([KEYS, WIDTH], tl.float32), tl.zeros([KEYS, WIDTH], tl.float32))
@@ -80,8 +75,8 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
                 strides[3], sizes, scale, c, False,
             )  # fmt: skip
     dk, dv = sums
-    _write(dk_out, dk * (scale * LN2), batch, head, first, out_strides[0], S, c.D, c.keys, c.width)
-    _write(dv_out, dv, batch, head, first, out_strides[1], S, c.D, c.keys, c.width)
+    store_strided(dk_out, dk * (scale * LN2), batch, head, first, out_strides[0], S, c.D, c.keys, c.width)
+    store_strided(dv_out, dv, batch, head, first, out_strides[1], S, c.D, c.keys, c.width)
 
 
 @triton.jit(do_not_specialize=["B", "H", "shared", "heads"])
@@ -93,12 +88,12 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
     BLOCK: tl.constexpr = 128
     QUERIES: tl.constexpr = c.queries
     WIDTH: tl.constexpr = c.width
-    tile, place = _place(tl.cdiv(S, c.queries), B * H, shared, c.causal)
+    tile, place = program_place(tl.cdiv(S, c.queries), B * H, shared, c.causal)
     batch, head = place // H, place % H
     first = tile * c.queries
     rows = first + tl.arange(0, c.queries)
-    queries = _load(q, batch, head, first, strides[0], S, c.D, c.queries, c.width, c.tma, True)
-    g = _load(grad, batch, head, first, strides[3], S, c.D, c.queries, c.width, c.tma, True)
+    queries = load_tile(q, batch, head, first, strides[0], S, c.D, c.queries, c.width, c.tma, True)
+    g = load_tile(grad, batch, head, first, strides[3], S, c.D, c.queries, c.width, c.tma, True)
     level = tl.load(lse + place.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
     of_row = tl.load(delta + place.to(tl.int64) * S + rows, mask=rows < S, other=0.0)
     n = tl.cdiv(S, BLOCK)
@@ -120,7 +115,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
             dq, queries, g, level, of_row, k, v, batch, head // groups, first, start, strides[1], strides[2], S,
             scale, c, False,
         )  # fmt: skip
-    _write(dq_out, dq * (scale * LN2), batch, head, first, out_strides, S, c.D, c.queries, c.width)
+    store_strided(dq_out, dq * (scale * LN2), batch, head, first, out_strides, S, c.D, c.queries, c.width)
 
 
 def gradients(
@@ -147,28 +142,28 @@ def gradients(
     heads = k.shape[1]
     groups = H // heads
     dq, dk, dv = like(q), like(k), like(v)
-    q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
-    tma = _tma(q, k, v, grad)
+    q, k, v, grad = row_contiguous(q), row_contiguous(k), row_contiguous(v), row_contiguous(grad)
+    tma = describable(q, k, v, grad)
     strides = tuple(x.stride()[:3] for x in (q, k, v, grad))
-    scale, shared = LOG2E / math.sqrt(D), _shared(k, groups)
+    scale, shared = LOG2E / math.sqrt(D), heads_in_l2(k, groups)
     delta = torch.empty_like(lse)
     t, u = of_keys, of_queries
-    c: Config = _config(q, v, t, True, causal, 0, tma, 0.0)
-    d: Config = _config(q, v, u, False, causal, 0, tma, 0.0)
+    c: Config = configured(q, v, t, True, causal, 0, tma, 0.0)
+    d: Config = configured(q, v, u, False, causal, 0, tma, 0.0)
     blocks = cdiv(S, 64)
     with on(q):
-        _delta[(blocks * B * H,)](
-            out, grad, delta, out.stride()[:3], grad.stride()[:3], H, S, blocks, D, 64, _width(D), num_warps=4
+        row_products[(blocks * B * H,)](
+            out, grad, delta, out.stride()[:3], grad.stride()[:3], H, S, blocks, D, 64, tile_width(D), num_warps=4
         )
         _backward_keys[(cdiv(S, t.resident) * B * heads,)](
-            _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
-            _tile(grad, t.streamed, tma), lse, delta, dk, dv, *columns,
+            source(q, t.streamed, tma), source(k, t.resident, tma), source(v, t.resident, tma),
+            source(grad, t.streamed, tma), lse, delta, dk, dv, *columns,
             strides, (dk.stride()[:3], dv.stride()[:3]), B, H, S, groups, max(1, shared // groups // groups),
             len(columns[0]), scale, c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         _backward_queries[(cdiv(S, u.resident) * B * H,)](
-            _tile(q, u.resident, tma), _tile(k, u.streamed, tma), _tile(v, u.streamed, tma),
-            _tile(grad, u.resident, tma), lse, delta, dq, *rows,
+            source(q, u.resident, tma), source(k, u.streamed, tma), source(v, u.streamed, tma),
+            source(grad, u.resident, tma), lse, delta, dq, *rows,
             strides, dq.stride()[:3], B, H, S, groups, shared, len(rows[0]), scale, d,
             num_warps=u.warps, num_stages=u.stages,
         )  # fmt: skip

@@ -20,14 +20,11 @@ import triton.language as tl
 
 from .._common import capability, cdiv, check, multiprocessors, on, operator, power_of_2, roomy
 from .._online_softmax import weighted_if_seen
-from .attention import _capped
+from ._parts import LONGEST_PARTS, join
+from ._tile_functions import LOG2E, LOG2E_ON_DEVICE, capped
 
-LOG2E = 1.4426950408889634
-_LOG2E = tl.constexpr(LOG2E)
 RESIDENT = 4
 """Programs that a multiprocessor holds at a time, with tiles of one wave."""
-LONGEST_PARTS = 128
-"""Most parts of one sequence; joining them reads them all."""
 
 
 def attention_decode(
@@ -139,7 +136,7 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     row_sum = tl.zeros([ROWS], tl.float32)
     if sinks is not None:
         counted = (token < c.queries) & (part == 0)
-        row_max = tl.load(sinks + query_head, counted, float("-inf")).to(tl.float32) * _LOG2E
+        row_max = tl.load(sinks + query_head, counted, float("-inf")).to(tl.float32) * LOG2E_ON_DEVICE
         row_sum = tl.where(row_max == float("-inf"), 0.0, 1.0)
     lane = tl.arange(0, c.keys)
     last = length - c.queries + token
@@ -162,7 +159,7 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # S = Q·Kᵀ
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         if c.cap > 0:
-            scores, _ = _capped(scores, scale, c.cap)
+            scores, _ = capped(scores, scale, c.cap)
         scores = scores * scale
         scores = tl.where(seen[None, :] & (column[None, :] <= last[:, None]), scores, float("-inf"))
         weights, correction, row_max, row_sum = weighted_if_seen(scores, row_max, row_sum)
@@ -180,24 +177,6 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
         at = at * parts + part
         tl.store(sums + at[:, None] * c.D + width[None, :], total, inside)
         tl.store(levels + at, tl.where(empty, float("-inf"), row_max + tl.log2(row_sum)), token < c.queries)
-
-
-@triton.jit(do_not_specialize=["parts"])
-def _join(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, sums, levels, parts, D: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr
-):  # fmt: skip
-    """The output of one query: the mean of its parts, weighed by the sums of exponentials they stand for."""
-    at = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, PARTS)
-    width = tl.arange(0, WIDTH)
-    level = tl.load(levels + at * parts + part, part < parts, float("-inf"))
-    highest = tl.max(level, 0)
-    weight = tl.exp2(level - tl.where(highest == float("-inf"), 0.0, highest))
-    total = tl.sum(weight, 0)
-    inside = (part < parts)[:, None] & (width < D)[None, :]
-    values = tl.load(sums + (at * parts + part)[:, None] * D + width[None, :], inside, 0.0)
-    value = tl.sum(values * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + at * D + width, value.to(out.dtype.element_ty), width < D)
 
 
 class Tile(NamedTuple):
@@ -283,7 +262,7 @@ def launch(
             num_warps=tile.warps,
         )  # fmt: skip
         if parts > 1:
-            _join[(B * Sq * H,)](out, sums, levels, parts, D, power_of_2(parts), width, num_warps=4)
+            join[(B * Sq * H,)](out, sums, levels, parts, D, power_of_2(parts), width, num_warps=4)
     return out
 
 

@@ -27,7 +27,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .._common import FLOATING, capability, cdiv, check, choice, needs_e4m3, on, operator, power_of_2
 from .._online_softmax import weighted
-from .attention import LOG2E, Tiles, _load, _place, _plain, _shared, _store
+from ._tile_functions import LOG2E, load_tile, program_place, store_contiguous
+from ._tiling import Tiles, heads_in_l2, row_contiguous
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -139,7 +140,7 @@ def _largest(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The largest magnitude of each group of heads, as the bits of an fp32 number: those are ordered as it is."""
     program = tl.program_id(0)
     place, row = program // blocks, program % blocks * ROWS
-    tile = _load(x, place // H, place % H, row, strides, S, D, ROWS, WIDTH, False, True)
+    tile = load_tile(x, place // H, place % H, row, strides, S, D, ROWS, WIDTH, False, True)
     largest = tl.max(tl.max(tl.abs(tile.to(tl.float32)), 1), 0)
     tl.atomic_max(bits + place // groups, largest.to(tl.int32, bitcast=True))
 
@@ -156,7 +157,7 @@ def _lay(  # type: ignore[no-untyped-def]  # Triton's types are its own
     program = tl.program_id(0)
     place, row = program // blocks, program % blocks * ROWS
     batch, head = place // H, place % H
-    tile = _load(x, batch, head, row, strides, S, D, ROWS, WIDTH, False, True)
+    tile = load_tile(x, batch, head, row, strides, S, D, ROWS, WIDTH, False, True)
     if QUANTIZE:
         most = tl.maximum(tl.load(largest + place // groups), SMALLEST)
         if row == 0 and head % groups == 0:
@@ -187,7 +188,7 @@ def _launch_quantize(x: torch.Tensor, colmajor: bool, groups: int) -> tuple[torc
     y, scale = _quantized(x, colmajor, groups)
     if x.numel() == 0:
         return y, scale.fill_(SMALLEST / LARGEST)
-    x = _plain(x)
+    x = row_contiguous(x)
     bits = torch.zeros(B, H // groups, dtype=torch.int32, device=x.device)
     blocks = cdiv(S, ROWS)
     with on(x):
@@ -214,7 +215,7 @@ def transposed(v: torch.Tensor) -> torch.Tensor:
     if v.stride(2) == 1 or S == 1:
         return v.mT
     y = _columns(B, H, S, D, v)
-    x = _plain(v).view(torch.uint8)
+    x = row_contiguous(v).view(torch.uint8)
     blocks = cdiv(S, ROWS)
     with on(v):
         # No scales are read or written.
@@ -242,7 +243,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
     total, row_max, row_sum = state
     rows = first + tl.arange(0, c.queries)
     for start in tl.range(low, high, c.keys):
-        keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        keys = load_tile(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
         # S = Q·Kᵀ
         scores = tl.dot(q, tl.trans(keys))
         if MASKED:
@@ -276,13 +277,13 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """One block of queries of one head; v is (B, Hkv, D, S)."""
     BLOCK: tl.constexpr = c.queries
     WIDTH: tl.constexpr = c.width
-    block, place = _place(tl.cdiv(S, c.queries), B * H, shared, c.causal)
+    block, place = program_place(tl.cdiv(S, c.queries), B * H, shared, c.causal)
     batch, head = place // H, place % H
     key_place = place // groups
     first = block * c.queries
     scale *= tl.load(q_scale + place) * tl.load(k_scale + key_place)
     scale = tl.where(scale < LEAST_SCALE, LEAST_SCALE, scale)  # and NaN stays one
-    queries = _load(q, batch, head, first, q_strides, S, c.D, c.queries, c.width, c.tma, True)
+    queries = load_tile(q, batch, head, first, q_strides, S, c.D, c.queries, c.width, c.tma, True)
     total = tl.zeros([BLOCK, WIDTH], tl.float32)
     row_max = tl.full([BLOCK], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK], tl.float32)
@@ -301,7 +302,7 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )  # fmt: skip
     total, row_max, row_sum = state
     total = total * (tl.load(v_scale + key_place) / row_sum)[:, None]
-    _store(out, total, batch, head, first, H, S, c.D, c.queries, c.width)
+    store_contiguous(out, total, batch, head, first, H, S, c.D, c.queries, c.width)
 
 
 def tiles(q: torch.Tensor, tma: bool) -> Tiles:
@@ -364,7 +365,7 @@ def _launch(
     if out.numel() == 0:
         return out
     needs_e4m3("attention_fp8", q)
-    q, k, v = _plain(q), _plain(k), transposed(v)
+    q, k, v = row_contiguous(q), row_contiguous(k), transposed(v)
     scales = q_scale.contiguous(), k_scale.contiguous(), v_scale.contiguous()
     groups = H // k.shape[1]
     tma = _tma(q, k, v)
@@ -375,7 +376,7 @@ def _launch(
         _forward[(cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, width, tma), _tile(k, t.streamed, width, tma), _tile(v, width, t.streamed, tma),
             *scales, out, q.stride()[:3], k.stride()[:3], v.stride()[:3],
-            B, H, S, groups, _shared(k, groups), LOG2E / math.sqrt(D), c,
+            B, H, S, groups, heads_in_l2(k, groups), LOG2E / math.sqrt(D), c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out

@@ -18,7 +18,8 @@ import triton.language as tl
 
 from .._common import capability, cdiv, check, multiprocessors, on, operator, power_of_2, roomy
 from .._online_softmax import weighted_if_seen
-from .attention_decode import LOG2E, LONGEST_PARTS, _join
+from ._parts import LONGEST_PARTS, join
+from ._tile_functions import LOG2E
 
 MOST = (512, 128)
 """The most latent and rotary dimensions: registers and shared memory are made for 512 and 64."""
@@ -203,7 +204,7 @@ def launch(
             num_warps=tile.warps,
         )  # fmt: skip
         if parts > 1:
-            _join[(B * Sq * H,)](out, sums, levels, parts, latent, power_of_2(parts), latent, num_warps=4)
+            join[(B * Sq * H,)](out, sums, levels, parts, latent, power_of_2(parts), latent, num_warps=4)
     return out
 
 

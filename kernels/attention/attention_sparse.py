@@ -24,22 +24,20 @@ import triton.language as tl
 
 from .._common import capability, cdiv, check, choice, needs_gradient, on, operator, power_of_2, roomy
 from .._online_softmax import weighted
-from . import attention as dense
 from ._attention_sparse_backward import gradients
-from .attention import (
-    LOG2E,
+from ._dispatch import hopper_modules
+from ._tile_functions import LOG2E, load_tile, program_place, store_contiguous
+from ._tiling import (
     Tiles,
-    _hopper,
-    _load,
-    _place,
-    _plain,
-    _shared,
-    _store,
-    _tile,
-    _tma,
-    _width,
+    describable,
+    heads_in_l2,
+    like,
     modest,
+    row_contiguous,
+    source,
+    tile_width,
 )
+from ._tiling import tiles as dense_tiles
 
 BLOCK = 128
 """Queries, and keys, of a block."""
@@ -188,7 +186,7 @@ def _pool_of(  # type: ignore[no-untyped-def]  # Triton's types are its own
     place, block = program // n, program % n
     batch, head = place // heads, place % heads
     row = block * BLOCK
-    tile = _load(x, batch, head, row, strides, S, D, BLOCK, WIDTH, False, True)
+    tile = load_tile(x, batch, head, row, strides, S, D, BLOCK, WIDTH, False, True)
     mean = tl.sum(tile.to(tl.float32), 0) / tl.minimum(BLOCK, S - row)
     lane = tl.arange(0, FEATURES)
     if GATED:
@@ -303,7 +301,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for i in tl.range(low, high):
         within: tl.constexpr = c.block // c.keys
         start = tl.load(chosen + i // within) * c.block + i % within * c.keys
-        keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        keys = load_tile(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
         # S = Q·Kᵀ
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         if MASKED:
@@ -316,7 +314,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # Every row sees the first key of a listed block: the maximum is never -inf.
         weights, correction, row_max, row_sum = weighted(scores, row_max, row_sum, scale)
         total = total * correction[:, None]
-        values = _load(v, batch, head, start, v_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        values = load_tile(v, batch, head, start, v_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
         # O += P·V
         total = tl.dot(weights.to(values.dtype), values, total, input_precision="ieee")
     return total, row_max, row_sum
@@ -332,10 +330,10 @@ def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """
     QUERIES: tl.constexpr = c.queries
     WIDTH: tl.constexpr = c.width
-    tile, place = _place(tl.cdiv(S, c.queries), B * H, shared, c.causal)
+    tile, place = program_place(tl.cdiv(S, c.queries), B * H, shared, c.causal)
     batch, head = place // H, place % H
     first = tile * c.queries
-    queries = _load(q, batch, head, first, q_strides, S, c.D, c.queries, c.width, c.tma, True)
+    queries = load_tile(q, batch, head, first, q_strides, S, c.D, c.queries, c.width, c.tma, True)
     at = (place % heads).to(tl.int64) * n + first // c.block
     chosen = lists + at * n
     count = tl.load(counts + at)
@@ -358,7 +356,7 @@ def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
         rows = first + tl.arange(0, c.queries)
         level = tl.where(count == 0, float("inf"), row_max + tl.log2(row_sum))
         tl.store(lse + place.to(tl.int64) * S + rows, level, rows < S)
-    _store(out, total / row_sum[:, None], batch, head, first, H, S, c.D, c.queries, c.width)
+    store_contiguous(out, total / row_sum[:, None], batch, head, first, H, S, c.D, c.queries, c.width)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -406,7 +404,7 @@ def chosen(
     """
     B, H, S, D = q.shape
     heads, n = k.shape[1], cdiv(S, BLOCK)
-    q, k = _plain(q), _plain(k)
+    q, k = row_contiguous(q), row_contiguous(k)
     gated = gate_q is not None and gate_k is not None
     G = gate_q.shape[2] if gate_q is not None and gated else D
     gates = (q, k) if gate_q is None or gate_k is None else (gate_q.contiguous(), gate_k.contiguous())
@@ -415,7 +413,7 @@ def chosen(
     blocks = torch.empty((B, H, n, n), dtype=torch.bool, device=q.device)
     lists = torch.empty((B * H, n, n), dtype=torch.int32, device=q.device)
     counts = torch.empty((B * H, n), dtype=torch.int32, device=q.device)
-    width = _width(D)
+    width = tile_width(D)
     rows, columns, warps = _rows(n)
     with on(q):
         _pool[(B * (H + heads) * n,)](
@@ -464,19 +462,19 @@ def walk(
     B, H, S, D = q.shape
     groups = H // k.shape[1]
     out = q.new_empty(q.shape)
-    hopper = None if portable else _hopper(q.device)
+    hopper = None if portable else hopper_modules(q.device)
     if hopper is not None and _lists().fits(q, k, v):
-        _lists().forward(q, k, v, out, lists, counts, causal, _shared(k, groups), lse)
+        _lists().forward(q, k, v, out, lists, counts, causal, heads_in_l2(k, groups), lse)
         return out
-    q, k, v = _plain(q), _plain(k), _plain(v)
+    q, k, v = row_contiguous(q), row_contiguous(k), row_contiguous(v)
     t = tiles(q)
-    tma = _tma(q, k, v)
-    c = Config(D, BLOCK, t.resident, t.streamed, _width(D), causal, tma)
+    tma = describable(q, k, v)
+    c = Config(D, BLOCK, t.resident, t.streamed, tile_width(D), causal, tma)
     with on(q):
         _walk[(cdiv(S, t.resident) * B * H,)](
-            _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lists, counts,
+            source(q, t.resident, tma), source(k, t.streamed, tma), source(v, t.streamed, tma), out, lists, counts,
             q.stride()[:3], k.stride()[:3], v.stride()[:3],
-            B, H, S, groups, _shared(k, groups), lists.shape[1], lists.shape[0], LOG2E / math.sqrt(D), lse, c,
+            B, H, S, groups, heads_in_l2(k, groups), lists.shape[1], lists.shape[0], LOG2E / math.sqrt(D), lse, c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out
@@ -542,9 +540,9 @@ def _launch_backward(
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if q.numel() == 0:
-        return tuple(dense.like(x).zero_() for x in (q, k, v))  # type: ignore[return-value]  # of three
+        return tuple(like(x).zero_() for x in (q, k, v))  # type: ignore[return-value]  # of three
     of_queries, of_keys = listed(blocks, causal), listed(blocks, causal, of_keys=True)
-    sizes = dense.tiles("keys", q), dense.tiles("queries", q)
+    sizes = dense_tiles("keys", q), dense_tiles("queries", q)
     return gradients(grad, q, k, v, out, lse, of_queries, of_keys, causal, *sizes)
 
 
@@ -591,5 +589,5 @@ _gradients = operator(
     "attention_sparse_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor blocks,"
     " bool causal) -> (Tensor, Tensor, Tensor)",
     _launch_backward,
-    lambda grad, q, k, v, *_: (dense.like(q), dense.like(k), dense.like(v)),
+    lambda grad, q, k, v, *_: (like(q), like(k), like(v)),
 )

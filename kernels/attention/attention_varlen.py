@@ -26,7 +26,8 @@ import triton.language as tl
 
 from .._common import capability, cdiv, check, choice, on, operator, power_of_2, roomy
 from .._online_softmax import weighted
-from .attention import LOG2E, LOWEST, Tiles, _plain, _width, modest
+from ._tile_functions import LOG2E, LOWEST
+from ._tiling import Tiles, modest, row_contiguous, tile_width
 
 HOPPER = ("forward", "backward")
 """Passes that the kernels for Hopper do, where they can."""
@@ -560,7 +561,7 @@ def statistics(
     with on(out):
         _statistics[(rows * H,)](
             out, grad, lse, level, delta, table, grad.stride()[:2], T, rows, H, rows,
-            D, block, _width(D), num_warps=8,
+            D, block, tile_width(D), num_warps=8,
         )  # fmt: skip
     return level, delta
 
@@ -586,10 +587,10 @@ def _launch_forward(
         table, rows = listed(starts, key_starts, T, hopper.forward.unit(D))
         hopper.forward.forward(q, k, v, out, lse, table, rows, causal)
         return out, lse
-    q, k, v = _plain(q), _plain(k), _plain(v)
+    q, k, v = row_contiguous(q), row_contiguous(k), row_contiguous(v)
     t = tiles("forward", q, max_seqlen_q)
     table, rows = listed(starts, key_starts, T, t.resident)
-    c = Config(D, t.resident, t.streamed, _width(D), causal)
+    c = Config(D, t.resident, t.streamed, tile_width(D), causal)
     with on(q):
         _forward[(rows * H,)](
             q, k, v, out, lse, table, q.stride()[:2], k.stride()[:2], v.stride()[:2],
@@ -617,7 +618,7 @@ def _launch_backward(
     if dq.numel() == 0 or dk.numel() == 0 or cu_seqlens_q.shape[0] == 1:
         return dq.zero_(), dk.zero_(), dv.zero_()
     starts, key_starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
-    q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
+    q, k, v, grad = row_contiguous(q), row_contiguous(k), row_contiguous(v), row_contiguous(grad)
     groups = H // heads
     hopper = _hopper(q.device)
     if hopper is not None and "backward" in HOPPER and hopper.forward.fits(q, k, v, max_seqlen_q):
@@ -637,17 +638,17 @@ def _launch_backward(
     root = 1 / math.sqrt(D)
     scale = LOG2E * root
     with on(q):
-        _delta[(cdiv(T, 64) * H,)](out, grad, delta, grad.stride()[:2], T, H, D, 64, _width(D), num_warps=4)
+        _delta[(cdiv(T, 64) * H,)](out, grad, delta, grad.stride()[:2], T, H, D, 64, tile_width(D), num_warps=4)
         t = tiles("keys", q, max_seqlen_k)
         table, rows = listed(key_starts, starts, Tk, t.resident)
-        c = Config(D, t.streamed, t.resident, _width(D), causal)
+        c = Config(D, t.streamed, t.resident, tile_width(D), causal)
         _backward_keys[(rows * heads,)](
             q, k, v, grad, lse, delta, dk, dv, table, strides, grad.stride()[:2], T, rows, heads, groups,
             scale, root, c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         t = tiles("queries", q, max_seqlen_q)
         table, rows = listed(starts, key_starts, T, t.resident)
-        c = Config(D, t.resident, t.streamed, _width(D), causal)
+        c = Config(D, t.resident, t.streamed, tile_width(D), causal)
         _backward_queries[(rows * H,)](
             q, k, v, grad, lse, delta, dq, table, strides, grad.stride()[:2], T, rows, H, groups,
             scale, root, c, num_warps=t.warps, num_stages=t.stages,

@@ -43,11 +43,12 @@ CASES = [
 PATHS = [(("forward", "backward"), False), (("forward", "backward"), True), ((), False)]
 
 
-def paths(module):
+def paths():
     """Turns each path on, says whether it is deterministic; calls are prepared for it, not for the one before."""
     from kernelmark.kernels._launch import forget
+    from kernelmark.kernels.attention import _dispatch
 
-    for module.HOPPER, fixed in PATHS:
+    for _dispatch.HOPPER, fixed in PATHS:
         forget()
         yield fixed
 
@@ -78,7 +79,7 @@ def errors(D, S, Hkv, window, mask):
     want = expected(*wide, mask, window)
     want = (*want, *torch.autograd.grad(want, wide, (grad.double(), grad_lse.double())))
     found = []
-    for fixed in paths(module):
+    for fixed in paths():
         leaves = [x.requires_grad_() for x in (q, k, v)]
         torch.use_deterministic_algorithms(fixed)
         got = module.attention(*leaves, mask, window, return_lse=True)
@@ -95,7 +96,7 @@ def extremes(D, S, Hkv, window, mask):
     generator = torch.Generator("cuda").manual_seed(D + S)
     drawn = [torch.randn(1, heads, S, D, device="cuda", generator=generator) for heads in (4, Hkv, Hkv)]
     found = []
-    for fixed in paths(module):
+    for fixed in paths():
         torch.use_deterministic_algorithms(fixed)
         wrong = [f"inputs of {x:g}: {y}" for x in (1e-40, 1e3) for y in _scaled(module, drawn, x, window, mask)]
         wrong += [f"keys of -inf: {x}" for x in _infinite(module, drawn, window, mask)]
@@ -180,7 +181,7 @@ def changes(D, S, Hkv, window, mask):
         finally:
             torch.use_deterministic_algorithms(False)
 
-    for fixed in paths(module):
+    for fixed in paths():
         first = results(fixed)
         counts = [0] * 5
         for i in range(30):

@@ -95,6 +95,7 @@ def errors(case, device="cuda"):
     """Relative norms of the deviations from fp64 of output, dQ, dK, dV and the gradient in sinks: of the kernels
     that are taken, and of the portable ones.
     """
+    from kernelmark.kernels.attention import _dispatch as kernels
     from kernelmark.kernels.attention import attention as module
 
     generator = torch.Generator(device).manual_seed(case.S + case.D)
@@ -115,15 +116,15 @@ def errors(case, device="cuda"):
 
     def portable(q, k, v, sinks=None):
         options = case.mask == "causal", case.window
-        output, lse = module._launch_forward(q, k, v, *options, sinks, float(case.cap))
-        gradients = module._launch_backward(grad, q, k, v, output, lse, *options, None, sinks, float(case.cap))
+        output, lse = kernels.launch_forward(q, k, v, *options, sinks, float(case.cap))
+        gradients = kernels.launch_backward(grad, q, k, v, output, lse, *options, None, sinks, float(case.cap))
         return output, *gradients[: len(given)]
 
     want = results(lambda *leaves: exact(case, *leaves), [x.double().requires_grad_() for x in given])
     both = [results(ours, [x.detach().requires_grad_() for x in given])]
-    taken, module.TAKEN = module.TAKEN, frozenset()
+    taken, kernels.TAKEN = kernels.TAKEN, frozenset()
     both.append(portable(*given))
-    module.TAKEN = taken
+    kernels.TAKEN = taken
     return [[((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, want, strict=True)] for got in both]
 
 

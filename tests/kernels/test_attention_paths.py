@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.kernels.attention import attention as module
+from kernelmark.kernels.attention import _dispatch as module
+from kernelmark.kernels.attention import _tiling
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.operator import torch_dtype
@@ -25,9 +26,10 @@ def stored(case, heads, length):
 @pytest.fixture
 def paths(monkeypatch):
     """What ran, by its module."""
-    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
-    module._hopper.cache_clear()
-    hopper = module._hopper(torch.device("meta"))
+    for each in (module, _tiling):
+        monkeypatch.setattr(each, "capability", lambda device: (9, 0))
+    module.hopper_modules.cache_clear()
+    hopper = module.hopper_modules(torch.device("meta"))
     found = []
     for name, each, function in (
         ("hopper", hopper.forward, "forward"),
@@ -36,11 +38,11 @@ def paths(monkeypatch):
     ):
         monkeypatch.setattr(each, function, lambda *_, name=name, **more: found.append(name))
     monkeypatch.setattr(hopper.deterministic, "statistics", lambda out, grad, lse: (lse, lse))
-    monkeypatch.setattr(module, "_gradient_in_sinks", lambda *_: lambda *_: None)
-    for function in ("_portable_forward", "_portable_backward"):
+    monkeypatch.setattr(module, "planned_gradient_in_sinks", lambda *_: lambda *_: None)
+    for function in ("planned_forward", "planned_backward"):
         monkeypatch.setattr(module, function, lambda *_: lambda *_: found.append("portable"))
     yield found
-    module._hopper.cache_clear()
+    module.hopper_modules.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda x: f"{x.operator}-{x.name}")
@@ -52,9 +54,9 @@ def test_models_calls_have_kernels_of_their_own(paths, case):
     sinks = torch.empty(axes["H"], dtype=q.dtype, device="meta") if case.options["sinks"] else None
     given = causal, axes.get("W", 0)
     if case.pass_ == "forward":
-        module._launch_forward(q, k, v, *given, sinks, float(case.options["cap"]))
+        module.launch_forward(q, k, v, *given, sinks, float(case.options["cap"]))
     else:
         lse = torch.empty(q.shape[:3], device="meta")
-        module._launch_backward(q, q, k, v, q, lse, *given, None, sinks, float(case.options["cap"]))
+        module.launch_backward(q, q, k, v, q, lse, *given, None, sinks, float(case.options["cap"]))
     short = case.pass_ == "forward" and max(S, Sk) < module.SHORT[axes["D"] > 64]
     assert paths == ["portable" if short else "paired" if axes["D"] > 128 else "hopper"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernelmark.kernels.attention import attention as module
+from kernelmark.kernels.attention import _dispatch as module
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.verify import deviation
 
@@ -49,7 +49,7 @@ def test_descriptors_are_the_same_kernels(catalog, monkeypatch):
     _, _, tma = stage(catalog, "tma", "fp32", "forward", "causal")
     with pytest.raises(NotImplementedError, match="descriptors cannot describe these inputs on this device"):
         tma(**inputs)
-    monkeypatch.setattr(module, "_tma", lambda *tensors: True)
+    monkeypatch.setattr(module, "describable", lambda *tensors: True)
     assert torch.equal(tma(**inputs), tiled(**inputs))
 
 
@@ -57,10 +57,10 @@ def test_descriptors_are_the_same_kernels(catalog, monkeypatch):
 @pytest.mark.parametrize("D", [64, 128])
 def test_specialised_has_pairs_of_tiles(catalog, monkeypatch, D, mask):
     monkeypatch.setattr(module, "capability", lambda device: (9, 0))
-    module._hopper.cache_clear()
-    hopper = module._hopper(torch.device("cpu"))
-    module._hopper.cache_clear()
-    monkeypatch.setattr(module, "_hopper", lambda device: hopper)
+    module.hopper_modules.cache_clear()
+    hopper = module.hopper_modules(torch.device("cpu"))
+    module.hopper_modules.cache_clear()
+    monkeypatch.setattr(module, "hopper_modules", lambda device: hopper)
     taken = []
     monkeypatch.setattr(hopper.paired, "forward", lambda *given: taken.append(given[5:]))
     _, inputs, call = stage(catalog, "specialised", "bf16", "forward", mask, S=1024, D=D)
@@ -77,7 +77,7 @@ def test_a_path_that_is_not_there_is_named(catalog):
     with pytest.raises(NotImplementedError, match="no kernel for Hopper is 32 columns wide"):
         stage(catalog, "specialised", "bf16", "forward", "causal")
     q, k, v = (inputs[x] for x in "qkv")
-    out, lse = module._launch_forward(q, k, v, True)
+    out, lse = module.launch_forward(q, k, v, True)
     for path, said in (("hopper", "the kernels for Hopper"), ("descriptors", "descriptors cannot")):
         with pytest.raises(NotImplementedError, match=said):
-            module._launch_backward(torch.ones_like(q), q, k, v, out, lse, True, path=path)
+            module.launch_backward(torch.ones_like(q), q, k, v, out, lse, True, path=path)

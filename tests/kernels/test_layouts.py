@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernelmark.kernels import _hopper
-from kernelmark.kernels.attention import _attention_sparse_hopper, attention
+from kernelmark.kernels.attention import _attention_sparse_hopper, _tiling
 
 HEADS = {"B": 1, "H": 2, "Hkv": 1, "D": 16}
 CASES = [
@@ -53,7 +53,7 @@ def test_never_a_wrong_answer(agrees, operator, axes, options):
 @pytest.mark.parametrize("part", ["last", "start", "rows"])
 def test_what_a_tensor_map_cannot_describe_goes_elsewhere(monkeypatch, part):
     """Gaps in the last dimension, an address or rows that are no multiple of 16 bytes."""
-    monkeypatch.setattr(attention, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(_tiling, "capability", lambda device: (9, 0))
     room = torch.zeros(1, 2, 1024, 144, dtype=torch.bfloat16)
     whole = torch.zeros(1, 2, 1024, 64, dtype=torch.bfloat16)
     x = {
@@ -62,10 +62,10 @@ def test_what_a_tensor_map_cannot_describe_goes_elsewhere(monkeypatch, part):
         "rows": torch.zeros(1, 2, 1024, 65, dtype=torch.bfloat16)[..., :64],
     }[part]
     assert _hopper.fits(whole, whole, whole)
-    assert attention._tma(whole, whole, whole)
+    assert _tiling.describable(whole, whole, whole)
     for place in range(3):
         tensors = [whole] * 3
         tensors[place] = x
         assert not _hopper.fits(*tensors)
         assert not _attention_sparse_hopper.fits(*tensors)
-        assert not attention._tma(*tensors)
+        assert not _tiling.describable(*tensors)

@@ -34,13 +34,13 @@ def _plain(case: Any) -> Callable[..., Any]:
 
 
 def _kernel(path: str) -> Callable[[Any], Callable[..., Any]]:
-    """Our kernels by one path, as `kernels/attention/attention.py` names it. The kernels for Hopper have two warp
+    """Our kernels by one path, as `kernels/attention/_dispatch.py` names it. The kernels for Hopper have two warp
     groups and hold their weights as single numbers here, and make gradients in two kernels.
     """
 
     def factory(case: Any) -> Callable[..., Any]:
         import torch
-        from kernelmark.kernels.attention import attention as kernels
+        from kernelmark.kernels.attention import _dispatch as kernels
 
         causal = case.options["mask"] == "causal"
         schedule = None
@@ -56,13 +56,13 @@ def _kernel(path: str) -> Callable[[Any], Callable[..., Any]]:
         class Stage(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
-                out, lse = kernels._launch_forward(q, k, v, causal, path=path, schedule=schedule)
+                out, lse = kernels.launch_forward(q, k, v, causal, path=path, schedule=schedule)
                 ctx.save_for_backward(q, k, v, out, lse)
                 return out
 
             @staticmethod
             def backward(ctx: Any, grad: Any) -> Any:
-                return kernels._launch_backward(grad, *ctx.saved_tensors, causal, path=path)[:3]
+                return kernels.launch_backward(grad, *ctx.saved_tensors, causal, path=path)[:3]
 
         def call(q: Any, k: Any, v: Any, mask: str) -> Any:
             return Stage.apply(q, k, v)
