@@ -103,7 +103,7 @@ def test_strided_inputs(agrees):
 @pytest.mark.parametrize("mask", ["causal", "full"])
 def test_blocks_of_other_sizes(monkeypatch, mask):
     given = draw(H=3, Hkv=3, S=150)
-    monkeypatch.setattr(module, "_shared", lambda k, groups: 2 * groups)
+    monkeypatch.setattr(module, "heads_in_l2", lambda k, groups: 2 * groups)
     for resident, streamed in ((32, 64), (64, 32)):
         monkeypatch.setattr(module, "tiles", lambda q, tma, r=resident, s=streamed: module.Tiles(r, s, 4, 1))
         assert error(attention_fp8(**given, mask=mask), exact(given, mask)) < 0.035

@@ -158,7 +158,7 @@ def test_rows_that_see_nothing(causal):
 
 @pytest.mark.parametrize("D", [64, 40, 96, 128])
 def test_taken_on_a_device_for_it(monkeypatch, played, D):
-    monkeypatch.setattr(module, "_hopper", lambda device: SimpleNamespace(common=common))
+    monkeypatch.setattr(module, "hopper_modules", lambda device: SimpleNamespace(common=common))
     launches = []
     launch = sparse.launch
     monkeypatch.setattr(sparse, "launch", lambda *given: (launches.append(D), launch(*given)))
