@@ -112,6 +112,7 @@ test-ranks: $(VENV)/.tested
 .PHONY: rank-faults
 DEVICE ?= cpu
 RANKS ?= 3
+rank-faults: TIMES = 3
 rank-faults: $(VENV)/.tested
 	$(BIN)/python tests/rank_faults.py --device $(DEVICE) --ranks $(RANKS) --times $(TIMES)
 

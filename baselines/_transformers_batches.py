@@ -79,7 +79,7 @@ class Generate:
         }
         heads = getattr(c, "kv_heads", c.heads)
         itemsize = next(self._model.parameters()).element_size()
-        self.cache_bytes = 2 * c.layers * heads * (c.width // c.heads) * itemsize * PAGE * blocks
+        self.cache_bytes = 2 * c.layers * heads * c.head * itemsize * PAGE * blocks
         self._manager: Any = None
         self._count = 0
 
@@ -106,13 +106,17 @@ class Generate:
         while min(map(len, found)) < N:
             result = manager.get_result(timeout=1)
             if result is None:
-                if not manager.is_running() or time.monotonic() - begin > WAIT_S:
+                if not manager.is_running():
                     raise RuntimeError("continuous batching ended before its requests did")
+                if time.monotonic() - begin > WAIT_S:
+                    raise RuntimeError(f"continuous batching gave no token for {WAIT_S:g} s")
+                continue
+            begin = time.monotonic()
+            if result.request_id not in names:  # of a generation that was given up
                 continue
             if result.error is not None:
                 raise RuntimeError(f"continuous batching: {result.error}")
-            if result.request_id in names:
-                found[_row(result.request_id)] = list(result.generated_tokens)
+            found[_row(result.request_id)] = list(result.generated_tokens)
             there(min(map(len, found)))
         return found
 

@@ -148,7 +148,7 @@ def _candidates(
     for x in catalog.of_operator(site.operator):
         if x.name in own or x.provider == YARDSTICK or x.name.endswith("_reference"):
             continue
-        if wanted and not x.among(wanted):
+        if not x.among(wanted) if wanted else x.on_request:
             continue
         if x.asked_on(device):
             yield x

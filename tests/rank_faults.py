@@ -104,7 +104,7 @@ def main() -> int:
     failed, begin = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         for number in range(asked.times):
-            which = VICTIMS[number % len(VICTIMS)]
+            which = VICTIMS[number % min(len(VICTIMS), asked.ranks)]
             took, wrong = repeat(asked.device, asked.ranks, Path(folder) / str(number), number, which)
             failed += bool(wrong)
             seconds, longest = sum(took.values()), max(took.values())

@@ -1,9 +1,9 @@
 """The deterministic backward pass of attention for Hopper (compute capability 9.0), in Gluon.
 
-As in `attention.py`, one kernel makes dK and dV of a block of keys and one dQ of a block of queries, without
-atomics; the algorithm is FlashAttention-2's (Dao, arXiv 2307.08691). A producer warp group loads tiles through the
-tensor memory accelerator, two consumers own 64 rows each, whose gradients stay in their registers. The products
-of a step are issued asynchronously: P is computed while dP = dO·Vᵀ is multiplied, and dS while dV is.
+As in `_portable_backward.py`, one kernel makes dK and dV of a block of keys and one dQ of a block of queries,
+without atomics; the algorithm is FlashAttention-2's (Dao, arXiv 2307.08691). A producer warp group loads tiles
+through the tensor memory accelerator, two consumers own 64 rows each, whose gradients stay in their registers. The
+products of a step are issued asynchronously: P is computed while dP = dO·Vᵀ is multiplied, and dS while dV is.
 
 Under a window each block walks from the first tile that any of its rows sees, or is seen by, to the last. Tiles
 that the window's edges or the causal mask cut are masked, the others not.

@@ -121,6 +121,8 @@ def launch_forward(
         return out, lse
     if hopper is not None and path is None and max(S, Sk) < SHORT[D > 64]:
         hopper = None
+    if hopper is not None and not hopper.common.mappable(out):  # it was given
+        hopper = None
     if hopper is not None and hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS):
         logits = None if sinks is None else sinks.contiguous()
         if power_of_2(D) in hopper.forward.DIVISIONS and schedule is None:

@@ -3,7 +3,7 @@
 
 Blocks of tokens of all sequences are listed on the device, in one launch, by the sequences whose blocks have
 the most to do first: nothing waits for the host, no program is there for padding, and what is left at the end
-is short. Otherwise the kernels are those of `attention.py`: an online softmax in base 2 forward, and backward
+is short. Otherwise the kernels are those of `attention`: an online softmax in base 2 forward, and backward
 one kernel over blocks of keys (dK, dV) and one over blocks of queries (dQ), without atomics, so that gradients
 are the same in every run. On Hopper one kernel makes all three (`_attention_varlen_hopper_backward.py`), and
 parts of dQ are added up in no fixed order, unless PyTorch is asked for deterministic algorithms.

@@ -1,4 +1,4 @@
-"""Attention within a sliding window: `attention.py`'s kernels, which start and end their walks at it."""
+"""Attention within a sliding window: the kernels of `attention`, which start and end their walks at it."""
 
 from __future__ import annotations
 

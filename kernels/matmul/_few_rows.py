@@ -126,7 +126,7 @@ def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
 def room(device: torch.device) -> int:
     """Bytes of shared memory that a multiprocessor's programs may have, less than there are."""
     held = capability(device)
-    return (220 if held[0] in (9, 10) else 160 if held == (8, 0) else 96) * KIB
+    return (220 if held[0] in (9, 10) else 160 if held == (8, 0) else 96 if held >= (8, 0) else 56) * KIB
 
 
 @functools.lru_cache(4096)

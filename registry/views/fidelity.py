@@ -67,7 +67,9 @@ def verdict(x: Repeat) -> str:
             return f"no time: {x.row.status.replace('_', ' ')}: {x.row.reason}"
         return f"no time of {x.figure.over}" if x.figure.over else "no time"
     if x.speed is None:
-        return f"not compared: {x.gpu} is of another kind"
+        return (
+            f"not compared: {x.gpu} is of another kind" if x.gpu else "not compared: the run does not say its GPU"
+        )
     if x.agrees:
         return "agreed"
     why = (x.figure.less if x.speed < 1 else x.figure.more) or "no reason is recorded"

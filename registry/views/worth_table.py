@@ -42,7 +42,10 @@ def worth_table(journal: Journal) -> Page:
     page.append(line("Dim: the interval holds 1, so that nothing is shown."))
     if any(x.status == "ok" and x.agreement in ("more", "less") and not x.differs for x in found):
         page.append(
-            line("What differs where more or less was measured than expected: kernelmark worth --resume RUN")
+            line(
+                f"What differs where more or less was measured than expected, if it was not tried yet: "
+                f"kernelmark worth --resume {journal.header.run}"
+            )
         )
     return page
 

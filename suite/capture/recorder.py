@@ -102,10 +102,10 @@ class Capture:
         self._within = ""
         """The optimizer whose step is being taken; its calls are one thing."""
         self.remarks: Counter[str] = Counter()
-        self._ends: list[Any] = []
-        """When optimizers' steps ended."""
+        self._ends: dict[int, list[Any]] = {}
+        """When each optimizer's steps ended: a program may have several, each with its step in one of its own."""
         self.steps: int | None = None
-        """How many steps the program took, where that is known; else the ends of its optimizers' are counted."""
+        """How many steps the program took, where that is known; else those of its optimizers are counted."""
         self.step_ms: float | None = None
         """How long one took, where that was measured without a capture, which slows."""
 
@@ -145,9 +145,9 @@ class Capture:
         self._within = f"{type(optimizer).__name__}.step of {counted(len(tensors), 'tensor')}, {numbers:,} numbers"
         self._entries.append(Entry(self._within, (0.0, 0.0)))
 
-    def _stepped(self, *given: Any) -> None:
+    def _stepped(self, optimizer: Any, *given: Any) -> None:
         self._within = ""
-        self._ends.append(_edge())
+        self._ends.setdefault(id(optimizer), []).append(_edge())
 
     # -- recording ----------------------------------------------------------------------------------------
 
@@ -284,11 +284,12 @@ class Capture:
     def step(self) -> tuple[int, float, str]:
         """How many steps were seen, milliseconds of one, and how these are known."""
         self._wait()
-        steps = self.steps or len(self._ends) or 1
+        ends = max(self._ends.values(), key=len, default=[])
+        steps = self.steps or len(ends) or 1
         if self.step_ms is not None:
             return steps, self.step_ms, "as given"
-        if len(self._ends) > 1 and not self.steps:
-            between = [_ms(a, b) for a, b in itertools.pairwise(self._ends)]
+        if len(ends) > 1 and not self.steps:
+            between = [_ms(a, b) for a, b in itertools.pairwise(ends) if type(a) is type(b)]
             return steps, statistics.median(between), "between optimizer steps, while they were captured"
         return steps, self.total_ms / steps, "of all calls that were seen"
 
@@ -321,7 +322,9 @@ _SILENT = frozenset(
 
 
 def _ms(first: Any, last: Any) -> float:
-    """Between two edges."""
+    """Between two edges; 0 between one of the host's clock and one of a device that came into use after it."""
+    if isinstance(first, float) != isinstance(last, float):
+        return 0.0
     return float(last - first) * 1e3 if isinstance(first, float) else float(first.elapsed_time(last))
 
 

@@ -15,6 +15,7 @@ import gzip
 import itertools
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,7 +93,8 @@ def traced(path: Path) -> Capture:
         raise InputError(f"{path} has no shapes of operators: profile with record_shapes=True.")
     differentiated = _differentiated(operators)
     seen = Capture()
-    seen.steps = sum(x["name"].startswith(STEP) for x in operators) or None
+    # Of several optimizers each has its step in a step of the program, where their classes are several.
+    seen.steps = max(Counter(x["name"] for x in operators if x["name"].startswith(STEP)).values(), default=None)
     nested = list(_nested(operators, differentiated, seen))
     kernels = [x for x in events if x.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and _timed(x)]
     if kernels:

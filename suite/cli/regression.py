@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import click
 import msgspec
@@ -24,9 +24,14 @@ from .values import Duration, Share
 if TYPE_CHECKING:
     from ...registry.detection.comparison import Options
     from ...registry.detection.comparison_report import ComparisonReport
-    from ...registry.store.journal import Journal
+    from ...registry.store.index import Index
     from ...registry.store.metric import Metric
     from ...registry.store.record import Record
+    from ..compare.question import Question
+    from ..compare.revisions import Checkout
+
+    Found: TypeAlias = tuple[ComparisonReport, str, tuple[str, ...]]
+    """The result, and for the registry the base's commit and the current side's runs."""
 
 RUN = "run:"
 """Before a run's name in the place of a revision."""
@@ -57,6 +62,48 @@ class Shown:
     junit: Path | None
     html: Path | None
     no_registry: bool
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is compared with what, how it is decided, and what is wanted beside the verdicts."""
+
+    baseline: str | None
+    against: str | None
+    current: str
+    mode: Literal["auto", "stored", "ab"]
+    options: Options
+    fail_on: tuple[str, ...]
+    described: bool
+    """With statistics that decide nothing."""
+    attribute: bool
+    bisect: bool
+    environments: tuple[str | None, str | None]
+    budget: float
+    """Seconds of measuring."""
+    measure_same: bool
+    seed: int
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The runs that were named in the place of revisions."""
+        return tuple(x.removeprefix(RUN) for x in (self.baseline or "", self.current) if x.startswith(RUN))
+
+    @property
+    def explains(self) -> bool:
+        """Whether what became slower is measured again, for its cause or its commit."""
+        return self.attribute or self.bisect
+
+    def refuse(self) -> None:
+        """Raises `InputError` for what cannot be asked at once."""
+        if (self.baseline is None) == (self.against is None):
+            raise InputError("give --baseline REV or --against best:N, and not both.")
+        if self.mode == "stored" and self.explains:
+            raise InputError("--attribute and --bisect measure, and --mode stored never does: use auto or ab.")
+        if self.mode == "stored" and any(self.environments):
+            raise InputError("stored runs are not known by their environment: one that is named needs --mode ab.")
+        if self.runs and (len(self.runs) == 1 or self.mode == "ab" or self.explains):
+            raise InputError(f"{RUN}NAME is for both sides at once, and for nothing that measures.")
 
 
 def _grouped(name: str, group: type[Any], *options: Callable[..., Any]) -> Callable[..., Any]:
@@ -223,51 +270,71 @@ def command(
     installed: only kernels/ and baselines/ come from the commits. Exit codes: 0 no regression, 1 regression,
     2 wrong usage, 3 inconclusive within the budget, 4 not comparable or missing, 5 the harness failed.
     """
+    asked = Asked(
+        baseline=baseline,
+        against=against,
+        current=current,
+        mode="ab" if (base_environment or current_environment) and mode != "stored" else mode,
+        options=_limits(fail_above, warn_above, apart=base_environment != current_environment),
+        fail_on=fail_on,
+        described=statistics == "all",
+        attribute=attribute,
+        bisect=bisect,
+        environments=(base_environment, current_environment),
+        budget=budget,
+        measure_same=measure_same,
+        seed=secrets.randbits(31) if seed is None else seed,
+    )
+    asked.refuse()
+    home = Home(output)
+    report, base, runs = (_of_runs if asked.runs else _of_commits)(asked, narrowed, home)
+    show(report, shown)
+    if not shown.no_registry:
+        _write_back(report, base, runs, home)
+    return report.exit_code
+
+
+def _of_commits(asked: Asked, narrowed: Narrowed, home: Home) -> Found:
+    """Two commits of the checkout here, from stored runs, an A/B, or both."""
     from ...registry.detection import verdict
     from ...registry.detection.comparison_report import ComparisonReport
     from ...registry.store.index import Index
-    from ..compare.against import against as best
-    from ..compare.question import Question
     from ..compare.revisions import Checkout
+
+    fails = verdict.fail_on(asked.fail_on, _metrics(narrowed.operators))
+    checkout = Checkout.here()
+    if asked.mode != "stored":
+        writable(home)
+    index = Index(home)
+    question = _question(asked, narrowed, checkout, index, home)
+    base, head = question.base, question.current
+    if not head.dirty and asked.current == "HEAD" and checkout.dirty:
+        _tell("there are uncommitted changes, which HEAD does not have; `--current worktree` compares them")
+    answer = question.answer(asked.mode, home, index)
+    remarks = tuple(x for x in (question.settling(answer),) if x is not None)
+    report = ComparisonReport(str(base), str(head), answer.progress, asked.options, fails, remarks=remarks)
+    if asked.described:
+        report = _described(report, *answer.records)
+    if report.slower and asked.explains:
+        report = question.explained(report, answer, home, index, asked.attribute, asked.bisect)
+    return report, base.commit, answer.runs
+
+
+def _question(asked: Asked, narrowed: Narrowed, checkout: Checkout, index: Index, home: Home) -> Question:
+    """The two commits, with all that narrows what is asked of them. Its time begins now."""
+    from ..compare.against import against
+    from ..compare.question import Question
     from ..shards import parse
     from .environment_options import environments
 
-    if (baseline is None) == (against is None):
-        raise InputError("give --baseline REV or --against best:N, and not both.")
-    options = _limits(fail_above, warn_above)
-    if mode == "stored" and (attribute or bisect):
-        raise InputError("--attribute and --bisect measure, and --mode stored never does: use auto or ab.")
-    if base_environment or current_environment:
-        if mode == "stored":
-            raise InputError("stored runs are not known by their environment: one that is named needs --mode ab.")
-        mode = "ab"
-    if base_environment != current_environment:
-        # Another environment may well move every row: that is what is asked, and no sign of another machine.
-        options = msgspec.structs.replace(options, shift_above=math.inf)
-    home = Home(output)
-    named = [x.removeprefix(RUN) for x in (baseline or "", current) if x.startswith(RUN)]
-    if named:
-        if len(named) == 1 or mode == "ab" or attribute or bisect:
-            raise InputError(f"{RUN}NAME is for both sides at once, and for nothing that measures.")
-        first, second = (home.load(x) for x in named)
-        fails = verdict.fail_on(fail_on, (*first.header.metrics, *second.header.metrics))
-        report, runs = _of_runs(first, second, options, fails, narrowed.operators, home)
-        if statistics == "all":
-            report = _described(report, first.records, second.records)
-        return _concluded(report, shown, *runs, home)
-    fails = verdict.fail_on(fail_on, _metrics(narrowed.operators))
-    checkout = Checkout.here()
-    head = checkout.resolve(current)
-    sides = environments(base_environment, current_environment, narrowed.device, home)
-    if mode != "stored":
-        writable(home)
-    index = Index(home)
-    if baseline is not None:
-        base = checkout.resolve(baseline)
+    head = checkout.resolve(asked.current)
+    sides = environments(*asked.environments, narrowed.device, home)
+    if asked.baseline is not None:
+        base = checkout.resolve(asked.baseline)
     else:
-        base = best(checkout, index, head, against or "", narrowed.operators, _tell)
-    until = time.monotonic() + budget  # which an image that had to be built takes nothing of
-    question = Question(
+        base = against(checkout, index, head, asked.against or "", narrowed.operators, _tell)
+    until = time.monotonic() + asked.budget  # which an image that had to be built takes nothing of
+    return Question(
         checkout=checkout,
         base=base,
         current=head,
@@ -276,40 +343,32 @@ def command(
         device=narrowed.device,
         plan=narrowed.plan,
         shard=None if narrowed.shard is None else parse(narrowed.shard),
-        options=options,
-        decided_by=until - EXPLAINING * budget * (attribute or bisect),
+        options=asked.options,
+        decided_by=until - EXPLAINING * asked.budget * asked.explains,
         until=until,
         environments=sides,
-        seed=secrets.randbits(31) if seed is None else seed,
+        seed=asked.seed,
         tell=_tell,
-        measure_same=measure_same,
+        measure_same=asked.measure_same,
     )
-    if not head.dirty and current == "HEAD" and checkout.dirty:
-        _tell("there are uncommitted changes, which HEAD does not have; `--current worktree` compares them")
-    answer = question.answer(mode, home, index)
-    remarks = tuple(x for x in (question.settling(answer),) if x is not None)
-    report = ComparisonReport(str(base), str(head), answer.progress, options, fails, remarks=remarks)
-    if statistics == "all":
-        report = _described(report, *answer.records)
-    if report.slower and (attribute or bisect):
-        report = question.explained(report, answer, home, index, attribute, bisect)
-    return _concluded(report, shown, base.commit, answer.runs, home)
 
 
-def _concluded(report: ComparisonReport, shown: Shown, base: str, runs: tuple[str, ...], home: Home) -> int:
-    """Shows the result, tags the registry's rows with it unless that was not wanted, and says how to end."""
-    show(report, shown)
-    if not shown.no_registry:
-        _write_back(report, base, runs, home)
-    return report.exit_code
+def _limits(fail_above: float, warn_above: float | None, apart: bool = False) -> Options:
+    """The thresholds. What is tolerated stays below what is warned of, however low that is.
 
-
-def _limits(fail_above: float, warn_above: float | None) -> Options:
-    """The thresholds. What is tolerated stays below what is warned of, however low that is."""
+    Where the environments are two, one of them may well move every row: that is what is asked, and no sign of
+    another machine.
+    """
     from ...registry.detection.comparison import Options
 
-    warn = min(Options().warn_above, fail_above) if warn_above is None else warn_above
-    return Options(fail_above=fail_above, warn_above=warn, tolerated=min(Options().tolerated, warn / 2))
+    usual = Options()
+    warn = min(usual.warn_above, fail_above) if warn_above is None else warn_above
+    return Options(
+        fail_above=fail_above,
+        warn_above=warn,
+        tolerated=min(usual.tolerated, warn / 2),
+        shift_above=math.inf if apart else usual.shift_above,
+    )
 
 
 def _tell(text: str) -> None:
@@ -356,23 +415,21 @@ def _metrics(operators: Collection[str]) -> Iterator[Metric]:
             yield from definition.metrics
 
 
-def _of_runs(
-    base: Journal,
-    current: Journal,
-    options: Options,
-    fails: frozenset[str],
-    operators: Collection[str],
-    home: Home,
-) -> tuple[ComparisonReport, tuple[str, tuple[str, ...]]]:
-    """Two runs that were named, and for the registry the base's commit and the current run."""
+def _of_runs(asked: Asked, narrowed: Narrowed, home: Home) -> Found:
+    """Two runs that were named."""
+    from ...registry.detection import verdict
     from ...registry.detection.comparison_report import ComparisonReport
     from ...registry.store.index import Index
     from ..compare.stored import of_runs
 
-    progress = of_runs(base, current, Index(home), options, operators)
-    shown = f"run {base.header.run}", f"run {current.header.run}"
-    report = ComparisonReport(*shown, progress, options, fails)
-    return report, (base.header.commit or base.header.run, (current.header.run,))
+    base, current = (home.load(x) for x in asked.runs)
+    fails = verdict.fail_on(asked.fail_on, (*base.header.metrics, *current.header.metrics))
+    progress = of_runs(base, current, Index(home), asked.options, narrowed.operators)
+    sides = f"run {base.header.run}", f"run {current.header.run}"
+    report = ComparisonReport(*sides, progress, asked.options, fails)
+    if asked.described:
+        report = _described(report, base.records, current.records)
+    return report, base.header.commit or base.header.run, (current.header.run,)
 
 
 def _described(report: ComparisonReport, base: Sequence[Record], current: Sequence[Record]) -> ComparisonReport:

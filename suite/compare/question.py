@@ -116,8 +116,8 @@ class Question:
         return self._of_stored(progress, records, found)
 
     def settling(self, answer: Answer) -> str | None:
-        """The command that asks the same of an A/B, where stored runs leave something open; None where they leave
-        nothing. Stored runs have no environment that was asked for.
+        """The command that asks the same rows of an A/B, by the same thresholds, where stored runs leave something
+        open; None where they leave nothing. Stored runs have no environment that was asked for.
         """
         if answer.progress.mode == "ab" or not any(x.kind == "inconclusive" for x in answer.progress.verdicts):
             return None

@@ -300,7 +300,10 @@ class Trial:
         """What is recorded: of several ranks the largest, energy of all, the device's state of rank 0."""
         group, operator = self.bench.group, self.bench.operator
         memory = self.device.peak_memory(call)
-        held = memory + self.bench.held() + self.shared if memory is not None and operator.distributed else None
+        held = None
+        # What a backward pass needs was made before the call, out of the sight of its peak.
+        if memory is not None and operator.distributed and self.bench.case.pass_ != "backward":
+            held = memory + self.bench.held() + self.shared
         single = {
             CONVERSION.name: conversion,
             MEMORY.name: memory,

@@ -37,6 +37,9 @@ def explain(path: Path, catalog: Catalog, say: Callable[[str], None]) -> None:
     with Writer(path) as writer, tempfile.TemporaryDirectory() as folder:
         for row in wanted:
             cell = cells[row]
+            if (missing := cell.implementation.unavailable(journal.header.device)) is not None:
+                say(f"{row[2]} is not explained: {missing[1]}")
+                continue
             say(f"profiling {row[2]}")
             try:
                 found = profile(cell, journal, catalog, Path(folder), STEPS)

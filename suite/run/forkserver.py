@@ -36,6 +36,8 @@ from typing import NoReturn
 from .worker import die_with_parent, environment
 
 READY = b"ready"
+NONE = b"0"
+"""The answer where a worker was ended before it could say its number; the next one may do better."""
 START_S = 60.0
 """Loading torch from a cold disk may take so long."""
 ANSWER_S = 10.0
@@ -133,7 +135,7 @@ class ForkServer:
             self._process.kill()
             self._channel.close()
             return None
-        return Forked(int(answer))
+        return None if answer == NONE else Forked(int(answer))
 
     def close(self) -> None:
         """Ends the server; workers that it forked are the supervisor's."""
@@ -256,7 +258,7 @@ def _forked(channel: socket.socket, descriptors: list[int], supervisor: int) -> 
     for descriptor in descriptors:
         os.close(descriptor)
     with open(reader, "rb") as pipe:
-        return int(pipe.read())
+        return int(pipe.read() or NONE)
 
 
 def _become_worker(descriptors: list[int], born: int, supervisor: int) -> NoReturn:

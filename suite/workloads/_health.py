@@ -86,7 +86,7 @@ class Health:
         if not wrong:
             return ""
         named = ", ".join("what is in no layer" if x == REST else f"layer {x}" for x in wrong)
-        return f"; at step {int(self.at[-1][0])} the gradients of {named} were not"
+        return f"; at step {int(self.at[-1][0])} what was looked at of {named} was not"
 
     def samples(self, compared: bool, eight_bits: bool) -> dict[str, tuple[float, ...]]:
         """As metrics: the curves over steps and layers, and the worst of each, of what was looked at; and where

@@ -230,7 +230,9 @@ def accuracy(task: Any, model: Any, most: int) -> float:
         if not (isinstance(error, OSError) or _loading(error)):
             raise
         said = first_line(error, "not here")[:200]
-        raise Unavailable(f"data: {name}: {said}") from None
+        raise Unavailable(
+            f"data: {name}: {said}; fetch it where there is a network, into HF_DATASETS_CACHE"
+        ) from None
     return float(found["results"][name]["acc,none"])
 
 

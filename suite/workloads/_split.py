@@ -275,7 +275,7 @@ class ContextParallel(Ddp):
         backward: half an all-reduce each.
         """
         layers = len(self._module.module.layers)
-        return (*super().sent(passes), *[float(passes * self._keys)] * layers)
+        return (*super().sent(passes), *[float(self._keys)] * (layers * passes))
 
 
 DIVIDED: Mapping[str, Callable[[int], Single]] = {

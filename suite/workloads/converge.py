@@ -273,7 +273,7 @@ def _measurement(training: Training, errors: dict[str, float], target: float, se
         found["compression_accuracy"] = [float(x) for x in trainer.sent]
     if (share := training.share()) is not None:
         found["fp8_share"] = [share]
-        if done.health.low is None:
+        if done.health.at and done.health.low is None:
             remarks.append("fp8_share follows from the model's sizes: no product in 8 bits could be counted")
     found |= done.health.samples(training.compared, trainer.probe is not None)
     return Measurement(

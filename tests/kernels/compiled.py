@@ -82,6 +82,7 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     "mx_matmul": (
         *({"M": M, "N": 16384, "K": 8192, "format": x} for x in ("mxfp8", "nvfp4") for M in (16, 64)),
         {"M": 16, "N": 2880, "K": 2880, "format": "nvfp4"},
+        *({"M": 64, "N": 2048, "K": 4096, "format": x} for x in ("mxfp4", "nvfp4")),
     ),
     "moe": (
         *({"M": M, "D": 256, "F": 256, "E": 4, "K": 2, "dtype": "e4m3"} for M in (16, 64, 512)),

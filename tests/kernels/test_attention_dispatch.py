@@ -133,6 +133,17 @@ def test_forward_on_hopper_by_columns(monkeypatch, hopper):
     assert kernel(256) == (hopper.paired, (True, 0, None))
 
 
+def test_an_output_that_no_tensor_map_takes_is_written_by_the_portable_kernels(monkeypatch, hopper):
+    taken = []
+    monkeypatch.setattr(hopper.forward, "forward", lambda *given: taken.append("hopper"))
+    monkeypatch.setattr(module, "planned_forward", lambda *_: lambda *given: taken.append("portable"))
+    q, k, v = (torch.zeros(1, 2, 1024, 64, dtype=torch.bfloat16) for _ in range(3))
+    for width in (72, 68):
+        out = torch.zeros(1, 2, 1024, width, dtype=torch.bfloat16)[..., :64]
+        assert module.launch_forward(q, k, v, True, out=out)[0] is out
+    assert taken == ["hopper", "portable"]
+
+
 def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch, hopper):
     deterministic, unordered = hopper.deterministic, hopper.backward
     taken = []

@@ -10,7 +10,9 @@ FORMATS = pytest.mark.parametrize("format", ["mxfp4", "mxfp8", "nvfp4"])
 
 
 @FORMATS
-@pytest.mark.parametrize("axes", [{"M": 5, "N": 40, "K": 90}, {"M": 17, "N": 33, "K": 320}])
+@pytest.mark.parametrize(
+    "axes", [{"M": 5, "N": 40, "K": 90}, {"M": 17, "N": 33, "K": 320}, {"M": 5, "N": 40, "K": 256}]
+)
 def test_agrees(agrees, axes, format):
     agrees("mx_matmul", axes, "bf16", format=format)
 

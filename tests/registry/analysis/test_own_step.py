@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 from kernelmark.registry.analysis.own_step import own_step
 from kernelmark.registry.store.journal import Journal
@@ -70,6 +71,16 @@ def test_calls_times_what_one_takes_against_the_step() -> None:
     assert [(x.implementation, x.reason) for x in loss.offers][-1] == ("quack", "out_of_memory: no room")
     assert loss.offers[1].worth == pytest.approx(100 / 101)
     assert found.best == pytest.approx(100 / 96)  # PyTorch's loss is the fastest there is
+
+
+def test_of_a_cold_and_a_hot_cache_the_cold_one_counts() -> None:
+    found = journal(TIMES)
+    hot = tuple(
+        msgspec.structs.replace(x, cache="hot")
+        for x in journal({k: (v or 1) / 2 for k, v in TIMES.items()}).records
+    )
+    both = Journal(found.header, found.records + hot)
+    assert own_step(both) == own_step(found)
 
 
 def test_what_is_no_captured_program() -> None:

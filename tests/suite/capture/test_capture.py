@@ -1,9 +1,11 @@
 """Capture sees a program's calls, written as functions or by hand, and makes a plan of them that loads."""
 
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.journal import read
 from kernelmark.registry.store.record import Header
 from kernelmark.suite import plan as plans
-from kernelmark.suite.capture import Capture, run
+from kernelmark.suite.capture import Capture, recorder, run
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.cli.capture import command_capture
 from torch.nn import functional
@@ -248,6 +250,31 @@ def test_an_optimizers_step_is_one_thing() -> None:
     assert [(name, count) for name, count, _ in seen.rest()] == [("AdamW.step of 1 tensor, 8 numbers", 2)]
     optimizer.step()  # outside: nothing is left behind
     assert len(seen.rest()) == 1
+
+
+def test_a_step_of_several_optimizers_is_one_step() -> None:
+    weight = torch.nn.Parameter(torch.randn(8))
+    optimizers = [kind([weight], lr=1e-3) for kind in (torch.optim.AdamW, torch.optim.SGD)]
+    with Capture() as seen:
+        for _ in range(3):
+            weight.square().sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    steps, ms, how = seen.step()
+    assert (steps, how) == (3, "between optimizer steps, while they were captured")
+    assert ms > 0
+
+
+def test_a_call_that_brings_a_device_into_use_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first edge is of the host's clock, its last of the device's."""
+    event = SimpleNamespace(elapsed_time=lambda other: 2.0)
+    edges = itertools.chain([1.0], itertools.repeat(event))
+    monkeypatch.setattr(recorder, "_edge", lambda: next(edges))
+    monkeypatch.setattr(Capture, "_wait", lambda self: None)
+    with Capture() as seen:
+        torch.zeros(2) + 1
+        torch.zeros(2).add(1)
+    assert [x.ms for x in seen._entries][:2] == [0.0, 2.0]
 
 
 TRAINING = """

@@ -299,7 +299,7 @@ def test_an_explosion_stays_in_sight():
     found = health.samples(True, False)
     assert (found["exploded_step"], found["exploded_layer"]) == ((500,), (0,))
     assert found["gradient_norm_by_layer"] == (1, 1, 1)
-    assert health.exploded() == "; at step 500 the gradients of layer 0 were not"
+    assert health.exploded() == "; at step 500 what was looked at of layer 0 was not"
     health.values["gradient_norm"] = [float("nan")] * 4
     assert set(health.samples(True, False)) == {"exploded_step", "exploded_layer"}
 
