@@ -135,7 +135,8 @@ def _repeat(figure: Figure, read: Iterable[tuple[Journal, Mapping[Key, Row]]]) -
             header, measured = journal.header, _measured(figure, row, known)
             gpu = header.conditions.get("gpu")
             fast = speed(figure, measured, gpu)
-            found.append(Repeat(figure, header.run, header.created, gpu and str(gpu), row, measured, fast))
+            named = None if gpu is None else str(gpu)
+            found.append(Repeat(figure, header.run, header.created, named, row, measured, fast))
     return max(found, key=lambda x: (x.speed is not None, x.measured is not None), default=Repeat(figure))
 
 

@@ -65,7 +65,7 @@ def alone():
     return losses(1, "single", FOLLOWED)[:2]
 
 
-EXCHANGED = {"tensor": (4096.0,) * 8, "sequence": (2048.0,) * 16, "context": (2048.0,) * 2}
+EXCHANGED = {"tensor": (4096.0,) * 8, "sequence": (2048.0,) * 16, "context": (4096.0,)}
 """Of a layer's stream, 16 tokens of 64, two blocks both ways in two passes: as all-reduces, or in halves of them;
 its K and V once a pass.
 """
