@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import FLOATING, INTERPRETED, INTERPRETING, capability, cdiv, multiprocessors, on, sigmoid
+from .._common import FLOATING, INTERPRETED, INTERPRETING, capability, cdiv, lined, multiprocessors, on, sigmoid
 
 MOST = 16
 """Rows of x at the most."""
@@ -175,8 +175,7 @@ def multiply(
 ) -> None:
     """out (M, N) = x (M, K) · weight (N, K)ᵀ + bias (N,), or gated by a weight (2N, K): what `takes` allows."""
     (M, K), N = x.shape, out.shape[1]
-    if x.stride(1) != 1:
-        x = x.contiguous()
+    x = lined(x)
     chosen, warps = tile(M, N, K, gated, bias is not None, multiprocessors(x), room(x.device))
     if INTERPRETED:  # small steps, so that there are several
         chosen = replace(chosen, step=32, slices=1 if M == 1 else 2, even=K % 32 == 0)

@@ -15,19 +15,17 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETING, cdiv, multiprocessors, on, power_of_2
+from .._common import INTERPRETING, cdiv, lined, multiprocessors, on, power_of_2
 from ._few_rows import FLYING, room
-from ._mx import GROUPS, power
+from ._mx import GROUPS, e2m1, power, shrunk
 
 MOST = 64
 """Rows of x at the most."""
 _SHRUNK = tl.constexpr(1.2980742146337069e33)
-"""2^110: a 4-bit number's exponent and fraction, as those of an fp32 number, are 2^-126 of it, so that this times
-NVFP4's scale makes 2^-16 of the weight, which no scale takes out of bf16's range."""
+"""2^110: this times NVFP4's scale makes, of 2^-126 of a 4-bit number (`shrunk`), 2^-16 of the weight, which no
+scale takes out of bf16's range."""
 _GROWN = tl.constexpr(65536.0)
 """What the sum is then multiplied by."""
-_WHOLE = tl.constexpr(8.507059173023462e37)
-"""2^126."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,6 @@ class Tile:
     format: str
     stages: int
     even: bool
-
-
-@triton.jit
-def _numbers(bits):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """2^-126 of the 4-bit numbers whose sign is bit 31 and whose rest are bits 22 to 24."""
-    return (bits & -0x7E400000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -104,12 +96,8 @@ def _kernel(x, q, scales, scale, out, M, N, K, lead, width, across, c: tl.conste
         own = own.to(tl.float32) * _SHRUNK if c.format == "nvfp4" else power(own)
         if PACKED:
             # K is even, so that a byte has two numbers.
-            wide = code.to(tl.int32)
-            low = _numbers((wide << 22) | ((wide & 8) << 28))
-            high = _numbers(((wide & 0x70) << 18) | ((wide & 0x80) << 24))
-            if c.format == "mxfp4":
-                low *= _WHOLE
-                high *= _WHOLE
+            low = shrunk(code) if c.format == "nvfp4" else e2m1(code)
+            high = shrunk(code >> 4) if c.format == "nvfp4" else e2m1(code >> 4)
             even, odd = tl.split(z)
             acc = _added(acc, _scaled(low, own, c), tl.trans(even))
             acc = _added(acc, _scaled(high, own, c), tl.trans(odd))
@@ -151,8 +139,7 @@ def multiply(
 ) -> None:
     """out (M, N) = x (M, K) · weight (N, K)ᵀ: x in bf16, M up to `MOST`, q and scales as `mx_matmul` has them."""
     (M, K), N, width = x.shape, *q.shape
-    if x.stride(1) != 1:
-        x = x.contiguous()
+    x = lined(x)
     chosen, warps = tile(M, N, width, format, multiprocessors(x), room(x.device))
     with on(x):
         _kernel[(cdiv(N, chosen.columns),)](

@@ -25,12 +25,17 @@ def power(scale):  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def e2m1(code):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The number that the lowest four bits stand for, in fp32: as an exponent and a fraction they are it /
-    2^126."""
+def shrunk(code):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """2^-126 of the number that the lowest four bits stand for: as fp32's exponent and fraction they are that."""
     wide = code.to(tl.int32)
     bits = ((wide & 7) << 22) | ((wide & 8) << 28)
-    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def e2m1(code):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The number that the lowest four bits stand for, in fp32."""
+    return shrunk(code) * 8.507059173023462e37
 
 
 @triton.jit
