@@ -78,14 +78,9 @@ def _kernel(x, q, scales, scale, out, M, N, K, lead, width, across, c: tl.conste
     group = tl.arange(0, GROUPS_)
     q_at = q + held[:, None] * width + place[None, :]
     scales_at = scales + held[:, None] * across + group[None, :]
-    if PACKED:  # columns by pairs
-        depth = 2 * place[None, :, None] + tl.arange(0, 2)[None, None, :]
-        x_at = x + row[:, None, None].to(tl.int64) * lead + depth
-        there = (row < M)[:, None, None]
-    else:
-        depth = place[:, None]
-        x_at = x + row[None, :].to(tl.int64) * lead + depth
-        there = (row < M)[None, :]
+    depth = tl.arange(0, 2 * STEP if PACKED else STEP)[None, :]
+    x_at = x + row[:, None].to(tl.int64) * lead + depth
+    there = (row < M)[:, None]
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     for k in tl.range(0, tl.cdiv(width, STEP), num_stages=c.stages):
         left = width - k * STEP
@@ -98,12 +93,12 @@ def _kernel(x, q, scales, scale, out, M, N, K, lead, width, across, c: tl.conste
             # K is even, so that a byte has two numbers.
             low = shrunk(code) if c.format == "nvfp4" else e2m1(code)
             high = shrunk(code >> 4) if c.format == "nvfp4" else e2m1(code >> 4)
-            even, odd = tl.split(z)
+            even, odd = tl.split(tl.reshape(z, [ROWS, STEP, 2]))
             acc = _added(acc, _scaled(low, own, c), tl.trans(even))
             acc = _added(acc, _scaled(high, own, c), tl.trans(odd))
             x_at += 2 * STEP
         else:
-            acc = _added(acc, _scaled(code.to(tl.float32), own, c), z)
+            acc = _added(acc, _scaled(code.to(tl.float32), own, c), tl.trans(z))
             x_at += STEP
         q_at += STEP
         scales_at += GROUPS_

@@ -97,9 +97,12 @@ def _reencode(  # type: ignore[no-untyped-def]  # Triton's types are its own
     # 2^(own - top), as far as an fp32 number has it; what is 2^-100 of the largest is 0 in E4M3.
     factor = ((tl.maximum(own - top, -100) + 127) << 23).to(tl.float32, bitcast=True)
     factor = tl.where(own == 255, float("nan"), factor)
-    to = out + rows[:, None] * K + 2 * place[None, :]
-    tl.store(to, (e2m1(code) * factor).to(tl.float8e4nv), there)
-    tl.store(to + 1, (e2m1(code >> 4) * factor).to(tl.float8e4nv), there)
+    # The columns of a byte side by side: a row is written by whole sectors.
+    low = (e2m1(code) * factor).to(tl.float8e4nv)
+    high = (e2m1(code >> 4) * factor).to(tl.float8e4nv)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    to = out + rows[:, None] * K + column[None, :]
+    tl.store(to, tl.interleave(low, high), inside & (column < K)[None, :])
 
 
 def reencode(q: torch.Tensor, scales: torch.Tensor, K: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -48,7 +48,8 @@ def mx_matmul(
     exact where the scales in such a block are within 2^14 of each other.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or format, NotImplementedError
-    on GPUs that do not convert to E4M3 where numbers are E4M3; the message names the argument.
+    for x in float8_e4m3fn with another format than "mxfp4", and on GPUs that do not convert to E4M3 where numbers
+    are E4M3; the message names the argument.
     """
     choice("format", format, tuple(portable.GROUPS))
     check("x", x, dim=2, dtypes=(torch.bfloat16, torch.float8_e4m3fn))
@@ -65,7 +66,9 @@ def mx_matmul(
         raise ValueError(f"scale is given, but {format} has none")
     if x.dtype == torch.float8_e4m3fn:
         if format != "mxfp4":
-            raise ValueError(f"format is {format!r}, expected 'mxfp4' for x in float8_e4m3fn")
+            raise NotImplementedError(
+                f"x in float8_e4m3fn is multiplied with mxfp4, which E4M3 holds; {format} is not re-encoded"
+            )
         check("scale_x", scale_x, shape=(x.shape[0], -(-K // 128)), like=x, dtypes=(torch.float32,))
     elif scale_x is not None:
         raise ValueError("scale_x is given, but x is bf16")
