@@ -833,6 +833,13 @@ def stageable(scale_a: torch.Tensor, scale_b: torch.Tensor, scales: str) -> bool
     return scale_a.data_ptr() % 16 == 0 and scale_b.data_ptr() % 16 == 0
 
 
+def staged_copy(scale: torch.Tensor) -> torch.Tensor:
+    """Scales of rows (R, steps) column by column, each column at 16 bytes: they can be staged."""
+    R, steps = scale.shape
+    laid = torch.empty(steps, -(-R // 4) * 4, dtype=scale.dtype, device=scale.device).t()[:R]
+    return laid.copy_(scale)
+
+
 def turned(x: torch.Tensor) -> bool:
     """Whether a matrix lies in memory column by column."""
     return x.stride(1) != 1

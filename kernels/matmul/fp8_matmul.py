@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .._common import capability, cdiv, check, choice, multiprocessors, needs_e4m3, on, operator
 from . import _matmul as portable
-from ._dispatch import FAST, GROUPED, PROMOTED, choose
+from ._dispatch import FAST, GROUPED, PROMOTED, choose, copied
 
 
 def fp8_matmul(
@@ -104,6 +104,9 @@ def _launch(
         if all(hopper.mapped(x) and not hopper.turned(x) for x in (a, weight, out)):
             kind = {"block": PROMOTED, "tile": PROMOTED, "group": GROUPED}.get(recipe, FAST)
             stageable = kind == FAST or hopper.stageable(*scales, recipe)
+            if not stageable and recipe != "tile" and copied(M, out.shape[1], K, multiprocessors(a)):
+                scales = (hopper.staged_copy(scales[0]), scales[1])
+                stageable = hopper.stageable(*scales, recipe)
             chosen = choose(kind, M, out.shape[1], K, False, multiprocessors(a), stageable)
             schedule = replace(chosen.schedule, scales=recipe)
             hopper.multiply(a, weight, out, schedule, chosen.dealt, chosen.section, *scales, split=chosen.split)

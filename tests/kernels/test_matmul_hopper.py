@@ -203,6 +203,13 @@ def test_which_scales_are_staged():
     assert not hopper.stageable(a, torch.rand(7)[1:].view(2, 3), "block")
 
 
+@pytest.mark.parametrize("scale", [torch.rand(3, 6).t(), torch.rand(5, 3), torch.rand(1, 4), torch.rand(7, 1)])
+def test_scales_are_copied_to_where_they_can_be_staged(scale):
+    laid = hopper.staged_copy(scale)
+    assert torch.equal(laid, scale)
+    assert hopper.stageable(laid, torch.rand(2, 4), "block")
+
+
 def test_wide_tiles(played):
     played(2)
     same(product(128, 256, 64, Schedule(step=32, stages=3)))

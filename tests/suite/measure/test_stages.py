@@ -20,6 +20,7 @@ from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators.all_gather import OPERATOR as ALL_GATHER
 from kernelmark.suite.operators.rms_norm import OPERATOR
+from kernelmark.suite.operators.softmax import OPERATOR as SOFTMAX
 
 FEW = Sampling(min_samples=8, max_samples=100, min_seconds=0, max_seconds=60, target=0.01, warmup_s=0)
 
@@ -335,6 +336,17 @@ def stale_after(calls: int):
 def test_stale_output_is_caught():
     assert "relative error" in wrong(stale_after(1))  # of the decoys, before timing
     assert wrong(stale_after(2)) == "stale output: other inputs gave the same answer"  # after it
+
+
+@pytest.mark.parametrize(("D", "stale"), [(1, False), (2, True)])
+def test_an_answer_that_cannot_change_is_not_stale(D, stale):
+    """The softmax of one column is 1, whatever it holds."""
+    case = SOFTMAX.case({"M": 5, "D": D}, "fp32", "forward")
+    bench = Workbench.build(SOFTMAX, case, torch.device("cpu"), 1)
+    kept = bench.inputs["x"].softmax(-1)
+    chosen = Trial(Fake([[1.0]]), bench, "cold", FEW, Stages())
+    with pytest.raises(Incorrect, match="stale output") if stale else contextlib.nullcontext():
+        chosen.verify_again(kept.clone)
 
 
 def test_an_answer_that_goes_wrong_while_timed_is_caught():
