@@ -60,6 +60,14 @@ def test_candidates_fit(kind, gated):
         assert x.promoted == (kind in (dispatch.PROMOTED, dispatch.GROUPED) and not gated)
 
 
+@pytest.mark.parametrize(
+    ("size", "copied"),
+    [((16, 4096, 16384), False), ((17, 4096, 1920), False), ((17, 4096, 1921), True), ((7001, 8192, 512), True)],
+)
+def test_scales_are_copied_for_long_products_alone(size, copied):
+    assert dispatch.copied(*size, 132) == copied
+
+
 def test_schedules_of_groups_fit():
     """Groups begin at multiples of 128 rows; the two products of a mixture have tiles as high."""
     schedules = [*dispatch.GROUPED_FP8.values()]
