@@ -18,6 +18,9 @@ from kernelmark.suite.measure.verify import deviation, flat
 from kernelmark.suite.measure.workbench import differentiable
 from triton.runtime import interpreter
 
+from . import quick_interpreter
+
+quick_interpreter.install()
 _convert = interpreter._convert_float
 
 
