@@ -106,7 +106,8 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     * `products`: those inside layers with inputs rounded to E4M3 (gradients, where it says so, to E5M2), one scale
       a tensor, a row, or 128 elements (128 × 128 of a weight). Emulated: rounded, and multiplied in the case's
       dtype.
-    * `optimizer`: a library's, in place of the part; `torch_muon` in a case whose recipe has Muon, there alone.
+    * `optimizer`: a library's, in place of the part; `twin_adamw_8bit`: moments rounded as those of 8 bits are, and
+      kept in fp32, on any device; `torch_muon` in a case whose recipe has Muon, there alone.
     * `gradients`: compressed, what is lost added to the next step's.
     * `attention`: `linear`, or a pattern of blocks and the percentage that is left out: `static-75`, `window-90`;
       `learned-75` by gates that learn beside the model.
@@ -120,7 +121,12 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     dtype: Literal["", "fp16", "bf16", "fp32", "tf32"] = ""
     products: Literal["", "e4m3_tensorwise", "e4m3_tensorwise_e5m2", "e4m3_rowwise", "e4m3_1x128"] = ""
     optimizer: Literal[
-        "", "torchao_adamw_8bit", "bitsandbytes_adamw_8bit", "torchao_cpu_offload", "torch_muon"
+        "",
+        "torchao_adamw_8bit",
+        "bitsandbytes_adamw_8bit",
+        "twin_adamw_8bit",
+        "torchao_cpu_offload",
+        "torch_muon",
     ] = ""
     gradients: Literal["", "int8", "fp8", "topk"] = ""
     attention: str = ""

@@ -11,6 +11,7 @@ from ..model import chosen
 from ..operator import torch_dtype
 from ..operators.gradient_compression import KEEP
 from ..system import OPTIMIZER, Assembly, Changes
+from ._coarse_states import Twin
 from ._fp8 import Probe, counted, emulated, entered, rounded
 from ._gated import Gates
 from ._muon import library
@@ -29,6 +30,8 @@ SENT_EVERY = 100
 """Steps between two looks at what compression loses, which take a pass over all gradients."""
 LATE = 1_000_000
 """A step so late that AdamW corrects no bias any more: what a program that forgets to does."""
+TWIN = "twin_adamw_8bit"
+"""AdamW whose moments are rounded as those of 8 bits, by us."""
 MUON = "torch_muon"
 """The optimizer of PyTorch, by the name that a system gives it."""
 WIDE = ("_e5m2", "te_tensorwise", "te_delayed")
@@ -132,6 +135,11 @@ class ArmTrainer(PartsTrainer):
     def scaled(self) -> bool:
         """Whether the loss is scaled, because gradients would underflow."""
         return self.changes.dtype == "fp16"
+
+    @property
+    def coarse_states(self) -> bool:
+        """Whether moments are in 8 bits."""
+        return self.changes.optimizer.endswith("_8bit")
 
     @property
     def products(self) -> str:
@@ -243,7 +251,13 @@ class ArmTrainer(PartsTrainer):
             if self.changes.optimizer == MUON:
                 self._library = library(held, self._matrices)
             else:
-                self._library = _library(self.changes.optimizer, held)
+                self._library = self.library(held)
+
+    def library(self, held: list[Any]) -> Any:
+        """The optimizer of masters, or of weights that have none, that is in the part's place."""
+        if self.changes.optimizer == TWIN:
+            return Twin(held, self.assembly.catalog.operator("adamw").reference)
+        return _library(self.changes.optimizer, held)
 
     # A step.
 
