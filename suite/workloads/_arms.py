@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .._transformer_engine import Linears
 from ..model import chosen
 from ..operator import torch_dtype
 from ..operators.gradient_compression import KEEP
@@ -17,7 +18,7 @@ from ._gated import Gates
 from ._muon import library
 from ._recipe import HYPERPARAMETERS, Recipe
 from ._sparse import Chosen, blocks, causal, left_out, masked, sparse
-from ._trainer import PartsTrainer
+from ._trainer import PartsTrainer, within
 
 if TYPE_CHECKING:
     import torch
@@ -401,7 +402,16 @@ class ArmTrainer(PartsTrainer):
             parts = self.parts(self._params[0].device)
         finally:
             self.assembly = given
-        module = self._beside(parts | {"linear": self.probe.around(parts["linear"])})
+        # By delayed scaling the arm's own scales say what is lost, not those of a linear that saw nothing yet.
+        own = self.linear if isinstance(self.linear, Linears) else None
+        multiply = self.probe.around(own or parts["linear"], own.scales if own is not None else None)
+        module = self._beside(parts | {"linear": multiply})
+        run = module if own is None else within(own.forward, module)
+        lent = (
+            contextlib.nullcontext()
+            if own is None
+            else own.lent(zip(module.parameters(), self._params, strict=True))
+        )
         entered(module.layers, self.probe.enter)
         self.probe.begin()
         # Gradients as small as those of a step.
@@ -409,7 +419,8 @@ class ArmTrainer(PartsTrainer):
         if self.gates is not None:
             self.gates.learns = False
         try:
-            seen = counted(lambda: self.backward(module(tokens, targets) / self.recipe.accumulation))
+            with lent:
+                seen = counted(lambda: self.backward(run(tokens, targets) / self.recipe.accumulation))
         finally:
             if self.gates is not None:
                 self.gates.learns = learns

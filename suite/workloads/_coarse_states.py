@@ -1,7 +1,7 @@
 """Moments in 8 bits: the check of weights that they step, and a twin of such an optimizer on any device.
 
-Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861: a moment is rounded to a table of
-256 numbers times the largest magnitude of its block, and a step is made in fp32 by the moments before they are
+Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861: a moment is rounded to a table
+of 256 numbers times the largest magnitude of its block, and a step is made in fp32 by the moments before they are
 rounded. torchao and bitsandbytes do so; here moments are rounded alike, and kept in fp32.
 """
 
@@ -31,7 +31,7 @@ DECADES = 7
 OWN = Bound(loss=0.0, gradient=0.0, change=0.2)
 """How far moments in 8 bits alone may take weights from the answer's. The twin's are off by a hundredth."""
 LENGTH = 0.05
-"""The same of how far weights went along the way of the answer's, where the twin is off by less than a hundredth."""
+"""The same of how far weights went along the way of the answer's; the twin's are off by less than a hundredth."""
 
 
 @cache
@@ -111,10 +111,10 @@ class Twin:
 def check_weights(trainer: Trainer, recipe: Recipe, expected: answer.Expected, seed: int, bound: Bound) -> float:
     """As `_expected.check_weights`, of moments in 8 bits. Raises `Incorrect`.
 
-    A second moment below a millionth of its block's largest becomes 0. Where the next gradient is much smaller (of a
-    token that does not come again), that element's step is as long as one likes, in every such optimizer: no element
-    counts as further off than one that goes the whole way back. In exchange the length of the way is held too: what
-    forgets moments or a correction, or has a wrong scale, goes along the answer's way, but not as far.
+    A second moment below a millionth of its block's largest becomes 0. Where the next gradient is much smaller (of
+    a token that does not come again), that element's step is as long as one likes, in every such optimizer: no
+    element counts as further off than one that goes the whole way back. In exchange the length of the way is held
+    too: what forgets moments or a correction, or has a wrong scale, goes along the answer's way, but not as far.
     """
     import torch
 
