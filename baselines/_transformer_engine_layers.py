@@ -61,7 +61,8 @@ class Layers:
         found: dict[str, tuple[Any, Callable[[Any], Any]]] = {"embedding": (self._embedding, _whole)}
         if self._positions is not None:
             found["positions"] = self._positions, _whole
-        for i, layer in enumerate(self._layers):
+        layers: Iterable[Any] = self._layers
+        for i, layer in enumerate(layers):
             attention, feed = layer.self_attention, layer.layernorm_mlp
             own: dict[str, tuple[Any, Callable[[Any], Any]]]
             if self._family == "gpt2":
@@ -120,7 +121,8 @@ class Layers:
         from transformer_engine import pytorch as te
         from transformer_engine.common import recipe
 
-        return te.autocast(enabled=True, recipe=getattr(recipe, self._recipe)())
+        within: AbstractContextManager[Any] = te.autocast(enabled=True, recipe=getattr(recipe, self._recipe)())
+        return within
 
 
 def seed_gradients(modules: Iterable[Any]) -> None:

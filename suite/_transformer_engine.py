@@ -90,7 +90,8 @@ class Linears:
         """What the input, the weight and the gradient of the next product with a weight are divided by, as far as
         that follows from those before.
         """
-        module, found = self._modules.get(self._lent.get(weight, weight)), {}
+        module = self._modules.get(self._lent.get(weight, weight))
+        found: dict[str, Any] = {}
         for key, names in (("scaling_fwd", ("input", "weight")), ("scaling_bwd", ("gradient",))):
             for scale, _ in _remembered(module, key):
                 found |= {name: 1 / scale[i] for i, name in enumerate(names)}
@@ -105,6 +106,6 @@ def _remembered(module: Any, key: str) -> Iterator[tuple[torch.Tensor, torch.Ten
     """The scales of a module's tensors in one direction, and the largest magnitudes that were seen of them;
     nothing by recipes that remember nothing.
     """
-    state = (getattr(module, "fp8_meta", None) or {}).get(key)
+    state: Any = (getattr(module, "fp8_meta", None) or {}).get(key)
     if hasattr(state, "amax_history"):
         yield state.scale, state.amax_history

@@ -81,9 +81,11 @@ class Probe:
         wide = self.e5m2 and what == "gradient"
         # Half of the format's least number is the largest that becomes 0.
         largest, nothing = (LARGEST_E5M2, 2.0**-17) if wide else (LARGEST, 2.0**-10)
-        by = given
-        if by is None:
-            by = 1.0 if self.stuck else scale(x, self.kind, square=what == "weight", largest=largest)
+        own = given is None and not self.stuck
+        by: torch.Tensor | float | None = given
+        if own:
+            by = scale(x, self.kind, square=what == "weight", largest=largest)
+        by = 1.0 if by is None else by
         scaled = (x.float() / by).abs()
         lost = ((scaled <= nothing) & (x != 0)).float().mean()
         # Rounding may take the largest element a last place above.
