@@ -1,4 +1,4 @@
-"""NVIDIA Transformer Engine: its fused operations, attention, loss and Adam.
+"""NVIDIA Transformer Engine: its fused operations, attention, loss and Adam, and models of its layers.
 
 Its PyTorch part is built from source with nvcc and cuDNN's headers: an environment of its own.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 from . import _blocks
 from ._terms import Call, forcing, sparing
+from ._transformer_engine_layers import Layers
 
 REQUIRES = ("transformer-engine", "transformer-engine-torch")
 ENVIRONMENT = "transformer_engine"
@@ -192,7 +193,30 @@ def quantized_linear(case: Any) -> Call:
     )
 
 
+def _train(recipe: str | None) -> Any:
+    def factory(case: Any) -> Layers:
+        if case.world > 1:
+            raise NotImplementedError("Transformer Engine's layers are trained in one process here")
+        if recipe is not None and case.options["products"] == "dtype":
+            raise NotImplementedError(f"this case's products are in {case.dtype}; float8 is another recipe's")
+        if recipe is not None and case.dtype != "bf16":
+            raise NotImplementedError("Transformer Engine's layers multiply in 8 bits beside bf16 here")
+        return Layers(recipe)
+
+    how = "in the weights' dtype" if recipe is None else f"in 8 bits by `{recipe}`"
+    factory.__doc__ = (
+        f"`TransformerLayer`s, its last norm and `parallel_cross_entropy`, {how}; PyTorch's fused AdamW."
+    )
+    return factory
+
+
 IMPLEMENTATIONS = {
+    "train": {
+        "transformer_engine_layers": _train(None),
+        "transformer_engine_layers_tensorwise": _train("Float8CurrentScaling"),
+        "transformer_engine_layers_delayed": _train("DelayedScaling"),
+        "transformer_engine_layers_1x128": _train("Float8BlockScaling"),
+    },
     "quantized_linear": {"transformer_engine": quantized_linear},
     "adamw": {"transformer_engine": adamw},
     "attention": {"transformer_engine": attention},

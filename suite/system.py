@@ -24,6 +24,7 @@ import msgspec
 
 from ..registry.errors import InputError, unknown
 from ..registry.store.record import EAGER, PROVIDER, YARDSTICK, Case
+from ._transformer_engine import Linears
 from .model import Chosen, Part
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     * `products`: those inside layers with inputs rounded to E4M3 (gradients, where it says so, to E5M2), one scale
       a tensor, a row, or 128 elements (128 × 128 of a weight). Emulated: rounded, and multiplied in the case's
       dtype.
-    * `optimizer`: a library's, in place of the part; `torch_muon` in a case whose recipe has Muon, there alone.
+    * `optimizer`: a library's, in place of the part; `twin_adamw_8bit`: moments rounded as those of 8 bits are,
+      and kept in fp32, on any device; `torch_muon` in a case whose recipe has Muon, there alone.
     * `gradients`: compressed, what is lost added to the next step's.
     * `attention`: `linear`, or a pattern of blocks and the percentage that is left out: `static-75`, `window-90`;
       `learned-75` by gates that learn beside the model.
@@ -120,7 +122,12 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     dtype: Literal["", "fp16", "bf16", "fp32", "tf32"] = ""
     products: Literal["", "e4m3_tensorwise", "e4m3_tensorwise_e5m2", "e4m3_rowwise", "e4m3_1x128"] = ""
     optimizer: Literal[
-        "", "torchao_adamw_8bit", "bitsandbytes_adamw_8bit", "torchao_cpu_offload", "torch_muon"
+        "",
+        "torchao_adamw_8bit",
+        "bitsandbytes_adamw_8bit",
+        "twin_adamw_8bit",
+        "torchao_cpu_offload",
+        "torch_muon",
     ] = ""
     gradients: Literal["", "int8", "fp8", "topk"] = ""
     attention: str = ""
@@ -349,7 +356,7 @@ def linear(precision: Precision) -> Callable[..., Any]:
     if precision == "float8_1x128":
         return _blockwise()
     if precision.startswith("te_"):
-        return _transformer_engine(precision)
+        return Linears(precision)
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
     from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
@@ -450,36 +457,6 @@ def _blockwise() -> Callable[..., Any]:
     def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
         out = fp8_blockwise_mm.apply(x, weight, 128, x.dtype, False)
         return out if bias is None else out + bias
-
-    return multiply
-
-
-RECIPES: Mapping[str, str] = {
-    "te_tensorwise": "Float8CurrentScaling",
-    "te_delayed": "DelayedScaling",
-    "te_1x128": "Float8BlockScaling",
-}
-"""Transformer Engine's, by precision."""
-
-
-def _transformer_engine(precision: Precision) -> Callable[..., Any]:
-    """Its `Linear`, one a weight, as each keeps what its recipe remembers of tensors before; weights are ours."""
-    import transformer_engine.pytorch as te
-    from torch.func import functional_call
-    from torch.utils.weak import WeakTensorKeyDictionary
-    from transformer_engine.common import recipe as recipes
-
-    recipe = getattr(recipes, RECIPES[precision])()
-    modules: Any = WeakTensorKeyDictionary()
-
-    def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
-        if weight not in modules:
-            N, K = weight.shape
-            # On meta: its own parameters are never used.
-            modules[weight] = te.Linear(K, N, bias=bias is not None, params_dtype=weight.dtype, device="meta")
-        own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        with te.autocast(enabled=True, recipe=recipe):
-            return functional_call(modules[weight], own, (x,))
 
     return multiply
 

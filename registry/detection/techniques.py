@@ -94,9 +94,15 @@ class Bought(msgspec.Struct, frozen=True):
     quality: Quality | None = None
 
 
+LAYERS = "transformer_engine_layers"
+"""Other parts than those of its provider's systems."""
 WHOLE: Mapping[str, Setting] = {
     "deepspeed_engine": Setting("deepspeed"),
     "deepspeed_offload": Setting("deepspeed", states="host_updated"),
+    "transformer_engine_layers": Setting(LAYERS),
+    "transformer_engine_layers_tensorwise": Setting(LAYERS, precision="te_tensorwise"),
+    "transformer_engine_layers_delayed": Setting(LAYERS, precision="te_delayed"),
+    "transformer_engine_layers_1x128": Setting(LAYERS, precision="te_1x128"),
 }
 """Whole programs of which one is another with a technique, by name."""
 

@@ -49,6 +49,7 @@ STATES: Mapping[str, str] = {
 OPTIMIZERS: Mapping[str, str] = {
     "torchao_adamw_8bit": "8-bit states, torchao",
     "bitsandbytes_adamw_8bit": "8-bit states, bitsandbytes",
+    "twin_adamw_8bit": "8-bit states, emulated",
     "torchao_cpu_offload": "states on the host, torchao",
     "torch_muon": "Muon, torch.optim",
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..corpus import build, manifest, pack, place
+from ..corpus import build, encoding, manifest, pack, place
 from ..run.progress import Tally
 
 
@@ -57,6 +57,24 @@ def verify_corpus() -> None:
     asked = manifest.load()
     target = place.folder(asked)
     _told(asked, build.verify(asked, target), target)
+
+
+@command_corpus.command("encode")
+@click.option(
+    "--encoder",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="GPT-2's file of merges, r50k_base.tiktoken or gpt2.tiktoken; by default openai-whisper's.",
+)
+def encode_corpus(encoder: Path | None) -> None:
+    """Write the corpus that is here in GPT-2's tokens too, which `data = "corpus_gpt2"` trains on."""
+    asked = manifest.load()
+    by = encoding.encoder(encoder)
+    target = place.folder(asked)
+    build.verify(asked, target)
+    with Tally("encoding the corpus") as tally:
+        found = encoding.encode(asked, target, by, tally.show)
+    for name, count in found.items():
+        click.echo(f"{name:12}{count / 1e6:8.1f} M tokens, {asked.parts[name].bytes / count:.2f} bytes each")
 
 
 def _told(asked: manifest.Manifest, parts: dict[str, manifest.Part], folder: Path) -> None:

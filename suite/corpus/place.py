@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...registry.store.home import Home
+from . import encoding
 from .build import ENDING, MAKE
 from .manifest import Manifest, load
 
@@ -51,3 +52,17 @@ def opened() -> Corpus:
             raise NoCorpus(f"the corpus here is not {manifest.digest}: {name} has {len(mapped)} bytes. {MAKE}")
         parts[name] = mapped
     return Corpus(manifest.digest, parts)
+
+
+def encoded() -> dict[str, mmap.mmap]:
+    """The corpus that lies here in GPT-2's tokens, 16 bits each. Raises `NoCorpus` where it was not encoded."""
+    found, where = {}, folder()
+    for name in opened().parts:
+        try:
+            with open(where / (name + encoding.ENCODED), "rb") as file:
+                found[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):
+            raise NoCorpus(
+                f"the corpus is not here in GPT-2's tokens. {encoding.MAKE}. {encoding.NEEDS}."
+            ) from None
+    return found

@@ -7,16 +7,18 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .._transformer_engine import Linears
 from ..model import chosen
 from ..operator import torch_dtype
 from ..operators.gradient_compression import KEEP
 from ..system import OPTIMIZER, Assembly, Changes
+from ._coarse_states import Twin
 from ._fp8 import Probe, counted, emulated, entered, rounded
 from ._gated import Gates
 from ._muon import library
 from ._recipe import HYPERPARAMETERS, Recipe
 from ._sparse import Chosen, blocks, causal, left_out, masked, sparse
-from ._trainer import PartsTrainer
+from ._trainer import PartsTrainer, within
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +31,8 @@ SENT_EVERY = 100
 """Steps between two looks at what compression loses, which take a pass over all gradients."""
 LATE = 1_000_000
 """A step so late that AdamW corrects no bias any more: what a program that forgets to does."""
+TWIN = "twin_adamw_8bit"
+"""AdamW whose moments are rounded as those of 8 bits, by us."""
 MUON = "torch_muon"
 """The optimizer of PyTorch, by the name that a system gives it."""
 WIDE = ("_e5m2", "te_tensorwise", "te_delayed")
@@ -132,6 +136,11 @@ class ArmTrainer(PartsTrainer):
     def scaled(self) -> bool:
         """Whether the loss is scaled, because gradients would underflow."""
         return self.changes.dtype == "fp16"
+
+    @property
+    def coarse_states(self) -> bool:
+        """Whether moments are in 8 bits."""
+        return self.changes.optimizer.endswith("_8bit")
 
     @property
     def products(self) -> str:
@@ -243,7 +252,13 @@ class ArmTrainer(PartsTrainer):
             if self.changes.optimizer == MUON:
                 self._library = library(held, self._matrices)
             else:
-                self._library = _library(self.changes.optimizer, held)
+                self._library = self.library(held)
+
+    def library(self, held: list[Any]) -> Any:
+        """The optimizer of masters, or of weights that have none, that is in the part's place."""
+        if self.changes.optimizer == TWIN:
+            return Twin(held, self.assembly.catalog.operator("adamw").reference)
+        return _library(self.changes.optimizer, held)
 
     # A step.
 
@@ -387,7 +402,16 @@ class ArmTrainer(PartsTrainer):
             parts = self.parts(self._params[0].device)
         finally:
             self.assembly = given
-        module = self._beside(parts | {"linear": self.probe.around(parts["linear"])})
+        # By delayed scaling the arm's own scales say what is lost, not those of a linear that saw nothing yet.
+        own = self.linear if isinstance(self.linear, Linears) else None
+        multiply = self.probe.around(own or parts["linear"], own.scales if own is not None else None)
+        module = self._beside(parts | {"linear": multiply})
+        run = module if own is None else within(own.forward, module)
+        lent = (
+            contextlib.nullcontext()
+            if own is None
+            else own.lent(zip(module.parameters(), self._params, strict=True))
+        )
         entered(module.layers, self.probe.enter)
         self.probe.begin()
         # Gradients as small as those of a step.
@@ -395,7 +419,8 @@ class ArmTrainer(PartsTrainer):
         if self.gates is not None:
             self.gates.learns = False
         try:
-            seen = counted(lambda: self.backward(module(tokens, targets) / self.recipe.accumulation))
+            with lent:
+                seen = counted(lambda: self.backward(run(tokens, targets) / self.recipe.accumulation))
         finally:
             if self.gates is not None:
                 self.gates.learns = learns

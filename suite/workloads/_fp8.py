@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -73,32 +73,43 @@ class Probe:
         """What follows is of this layer."""
         self.layer = layer
 
-    def look(self, place: int, what: str, x: torch.Tensor) -> None:
-        """Notes what rounding does to one tensor."""
+    def look(self, place: int, what: str, x: torch.Tensor, given: torch.Tensor | None = None) -> None:
+        """Notes what rounding does to one tensor, at the scale given or at its own."""
         import torch
 
         x = x.detach().flatten(0, -2)
         wide = self.e5m2 and what == "gradient"
         # Half of the format's least number is the largest that becomes 0.
         largest, nothing = (LARGEST_E5M2, 2.0**-17) if wide else (LARGEST, 2.0**-10)
-        by = 1.0 if self.stuck else scale(x, self.kind, square=what == "weight", largest=largest)
+        own = given is None and not self.stuck
+        by: torch.Tensor | float | None = given
+        if own:
+            by = scale(x, self.kind, square=what == "weight", largest=largest)
+        by = 1.0 if by is None else by
         scaled = (x.float() / by).abs()
         lost = ((scaled <= nothing) & (x != 0)).float().mean()
         # Rounding may take the largest element a last place above.
         over = (scaled > largest * (1 + 2.0**-20)).float().mean()
         self.seen[place, what] = tuple(torch.stack([over, lost, x.abs().max().float()]).tolist())
 
-    def around(self, linear: Callable[..., Any]) -> Callable[..., Any]:
-        """The same products, looked at."""
+    def around(
+        self,
+        linear: Callable[..., Any],
+        remembered: Callable[[Any], Mapping[str, torch.Tensor]] | None = None,
+    ) -> Callable[..., Any]:
+        """The same products, looked at; `remembered(weight)` says by which scales inputs, weights and gradients
+        are divided, where these are not their own.
+        """
 
         def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
             place = len(self.layers)
             self.layers[place] = self.layer
-            self.look(place, "input", x)
-            self.look(place, "weight", weight)
+            by = {} if remembered is None else remembered(weight)
+            self.look(place, "input", x, by.get("input"))
+            self.look(place, "weight", weight, by.get("weight"))
             out = linear(x, weight, bias)
             if out.requires_grad:
-                out.register_hook(lambda grad: self.look(place, "gradient", grad))
+                out.register_hook(lambda grad: self.look(place, "gradient", grad, by.get("gradient")))
             return out
 
         return multiply

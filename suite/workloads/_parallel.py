@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -208,7 +209,10 @@ class Fsdp2(Single):
         return found
 
     def local(self) -> contextlib.AbstractContextManager[None]:
-        raise NotImplementedError("a rank without the others' weights computes nothing")
+        """In the place of what others send stands a rank's own part: numbers are wrong, and take as long. What all
+        wait for in clipping is sent still: one array of vectors' gradients, and one number.
+        """
+        return _unsent([y for x in (*self._module.layers, self._module) for y in _groups(x)])
 
     def sent(self, passes: int = 1) -> tuple[float, ...]:
         """Halves of all-reduces: of each layer's matrices two a pass, which gather them, and one for the gradient.
@@ -243,6 +247,50 @@ class Fsdp2(Single):
             dist.all_reduce(squares)
             norm = (squares + flat.float().square().sum()).sqrt()
             torch._foreach_mul_(grads, (most / (norm + 1e-6)).clamp(max=1.0))
+
+
+def _groups(part: Any) -> list[Any]:
+    """What FSDP2 gathers and scatters of a module. Raises NotImplementedError where its inside is another's."""
+    try:
+        groups = list(part._get_fsdp_state()._fsdp_param_groups)
+        if all(hasattr(x, "_all_gather_comm") and hasattr(x, "_reduce_scatter_comm") for x in groups):
+            return groups
+    except AttributeError:
+        pass
+    raise NotImplementedError("this PyTorch's FSDP2 sends in a way that cannot be left out")
+
+
+@contextlib.contextmanager
+def _unsent(groups: Sequence[Any]) -> Iterator[None]:
+    kept = [(x, x._all_gather_comm, x._reduce_scatter_comm) for x in groups]
+    for x in groups:
+        x._all_gather_comm, x._reduce_scatter_comm = _OwnPart(True), _OwnPart(False)
+    try:
+        yield
+    finally:
+        for x, gather, scatter in kept:
+            x._all_gather_comm, x._reduce_scatter_comm = gather, scatter
+
+
+@dataclass(frozen=True)
+class _OwnPart:
+    """Takes the place of a collective of FSDP2."""
+
+    gathers: bool
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        import torch
+
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, *rest: Any, **given: Any) -> None:
+        """Each part of what is gathered is the own one, and of what is scattered the first one."""
+        if self.gathers:
+            for part in output_tensor.view(-1, input_tensor.numel()):
+                if part.data_ptr() != input_tensor.data_ptr():  # the own part lies where it is gathered to
+                    part.copy_(input_tensor.view(-1))
+        else:
+            output_tensor.copy_(input_tensor.view(-1)[: output_tensor.numel()].view_as(output_tensor))
 
 
 def parallel(way: str, world: int) -> Parallel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     import torch
 
 DATA = ("corpus", "synthetic")
+ENCODED = "corpus_gpt2"
+"""The corpus in GPT-2's tokens."""
 VALIDATED = {"corpus": 1 << 18, "synthetic": 1 << 11}
 """Bytes that the validation loss is taken over."""
+VALIDATED_TOKENS = 1 << 16
+"""Tokens that it is taken over."""
 SYNTHETIC = {"train": 1 << 19, "validation": 1 << 14}
 """Bytes of the synthetic source."""
 ALPHABET = 32
@@ -27,11 +31,13 @@ BITS = math.log(2)
 
 @dataclass(frozen=True)
 class Source:
-    """Two texts as arrays of bytes, uint8 (n,)."""
+    """Two texts as arrays of bytes, uint8 (n,), or of tokens of more bytes, uint16 (n,)."""
 
     train: Any
     validation: Any
     validated: int
+    share: float = 1.0
+    """Tokens a byte of the validation text."""
 
 
 def source(data: str) -> Source:
@@ -43,11 +49,21 @@ def source(data: str) -> Source:
     if data == "synthetic":
         return _made()
     try:
+        if data == ENCODED:
+            return _encoded(place.encoded(), place.opened().parts["validation"])
         found = place.opened()
     except place.NoCorpus as error:
         raise Unavailable(f"data: {error}") from None
     parts = {name: np.frombuffer(part, dtype=np.uint8) for name, part in found.parts.items()}
     return Source(parts["train"], parts["validation"], VALIDATED[data])
+
+
+def _encoded(parts: Mapping[str, Any], validation: Any) -> Source:
+    import numpy as np
+
+    tokens = {name: np.frombuffer(part, dtype="<u2") for name, part in parts.items()}
+    share = len(tokens["validation"]) / len(validation)
+    return Source(tokens["train"], tokens["validation"], VALIDATED_TOKENS, share)
 
 
 def synthetic() -> Source:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...registry.store.record import EAGER
+from .._transformer_engine import Linears
 from ..measure.verify import Incorrect
 from ..operator import torch_dtype
 from ..system import OPTIMIZER, Assembly, Execution
@@ -73,6 +74,10 @@ class PartsTrainer:
             raise NotImplementedError("one CUDA graph holds forward and backward of one micro-batch")
         if system.precision != "case" and recipe.products == recipe.dtype:
             raise NotImplementedError(f"this case's products are in {recipe.dtype}; float8 is another recipe's")
+        if system.precision == "te_delayed" and system.recompute != "none":
+            raise NotImplementedError(
+                "delayed scales move between a pass and its repetition: it would be another pass"
+            )
         if system.recompute.startswith("by_part") and system.execution not in ("eager", "graph"):
             raise NotImplementedError("torch.compile chooses itself what it keeps; by part is for eager execution")
         if budget(system.recompute) is not None and system.execution not in (*COMPILED, "blocks"):
@@ -93,6 +98,8 @@ class PartsTrainer:
         self.execution: Execution = system.execution
         self._module: Any = None
         self._forward: Any = None
+        self.linear: Callable[..., Any] | None = None
+        """How its layers multiply; there once it is built."""
         self._update: Callable[..., Any] | None = None
         self._loss: Callable[..., Any] | None = None
         self._names: list[str] = []
@@ -157,6 +164,9 @@ class PartsTrainer:
             for layer in self._module.layers:
                 layer.compile(dynamic=False)
         self._forward = self.parallel.spread(self._module)
+        self.linear = parts["linear"]
+        if isinstance(self.linear, Linears):
+            self._forward = within(self.linear.forward, self._forward)
         names, params = zip(*self._module.named_parameters(), strict=True)
         self._names, self._params = list(names), list(params)
         self._update = self.optimizer(device)
@@ -323,6 +333,18 @@ class PartsTrainer:
     def weights(self) -> Named:
         named = zip(self._names, self._params, strict=True)
         return {name: self.parallel.whole(x, x.detach()) for name, x in named}
+
+
+def within(
+    around: Callable[[], contextlib.AbstractContextManager[None]], call: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The same call, each time within a context of its own."""
+
+    def wrapped(*given: Any) -> Any:
+        with around():
+            return call(*given)
+
+    return wrapped
 
 
 class _Captured:

@@ -246,7 +246,7 @@ class Training:
         tokens = self.order.draw(-1)[0][0]
         half = r.S // 2
         other = tokens.clone()
-        other[:, half:] = tokens[:, half:].flip(-1) ^ 1
+        other[:, half:] = (tokens[:, half:].flip(-1) ^ 1) % r.chosen.configuration.vocabulary
         one, two = (self.trainer.logits(x)[:, :half] for x in (tokens, other))
         norm = torch.linalg.vector_norm
         off = float(norm((one - two)[:, -1]) / norm(one[:, -1]))

@@ -61,6 +61,8 @@ class WholeTrainer:
         if recipe.hidden:
             raise NotImplementedError("this program steps by AdamW; this case's optimizer is Muon")
         self._takes(recipe.stored, program)
+        self.products: str = getattr(program, "products", None) or recipe.dtype
+        """The dtype of its products, which says how far off it may be."""
         self.recipe = recipe
         self.program = program
         self._own: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {}
@@ -68,6 +70,7 @@ class WholeTrainer:
             name: x.shape for name, x in recipe.chosen.model.weights(recipe.chosen.configuration).items()
         }
         self._optimizer: Any = None
+        self._params: list[Any] = []
 
     @staticmethod
     def _takes(stored: str, program: Any) -> None:
@@ -96,11 +99,13 @@ class WholeTrainer:
                     p, ordered = self._own[name]
                     ours = ordered(p.detach())
                     ours.copy_(values.view(ours.shape))
+        # Two weights of ours may be one parameter.
+        self._params = list(dict.fromkeys(x for x, _ in self._own.values()))
         h = HYPERPARAMETERS
         # Anew, and its states with it; memory of the last one's is reused.
         self._optimizer = None
         self._optimizer = torch.optim.AdamW(
-            [x for x, _ in self._own.values()],
+            self._params,
             lr=h["lr"],
             betas=(h["beta1"], h["beta2"]),
             eps=h["eps"],
@@ -127,7 +132,7 @@ class WholeTrainer:
             if p.grad is None:
                 raise Incorrect(f"{name} has no gradient")
         if self.recipe.clip:
-            torch.nn.utils.clip_grad_norm_([p for p, _ in self._own.values()], self.recipe.clip, foreach=True)
+            torch.nn.utils.clip_grad_norm_(self._params, self.recipe.clip, foreach=True)
         self._optimizer.step()
         mean: torch.Tensor = total
         return mean

@@ -172,7 +172,10 @@ def read(case: Case) -> Recipe:
 
 
 def assemble(case: Case, assembly: Assembly) -> ArmTrainer:
-    """A system's arm."""
+    """A system's arm. Raises NotImplementedError for a model of fewer tokens than its text has."""
+    vocabulary = read(case).chosen.configuration.vocabulary
+    if case.options["data"] == text.ENCODED and vocabulary < 50257:
+        raise NotImplementedError(f"a model of {vocabulary} tokens, GPT-2's are 50257")
     return ArmTrainer(read(case), assembly)
 
 
@@ -234,6 +237,26 @@ def measure(case: Case, system: ArmTrainer, session: Session, expected: answer.E
         raise
     checkpoint.remove()
     return found
+
+
+def measured(case: Case, system: ArmTrainer, session: Session, expected: answer.Expected) -> Measurement:
+    """One arm, by what its text is of."""
+    how = measured_tokens if case.options["data"] == text.ENCODED else measure
+    return how(case, system, session, expected)
+
+
+def measured_tokens(case: Case, system: ArmTrainer, session: Session, expected: answer.Expected) -> Measurement:
+    """`measure` of a text of tokens. Of them the loss is taken, of bytes it is told: bits of the validation text
+    over its bytes. What is planted for `needle_bits` are eight tokens.
+    """
+    share = text.source(text.ENCODED).share
+    target = float(case.options["target"]) / share
+    found = measure(
+        msgspec.structs.replace(case, options={**case.options, "target": target}), system, session, expected
+    )
+    bits = (*(x for x in found.samples if x.startswith("bits_")), "last_quarter_bits", "copying_bits")
+    told = {x: rounded([share * y for y in found.samples[x]], FP32) for x in bits}
+    return msgspec.structs.replace(found, samples={**found.samples, **told})
 
 
 def _measurement(training: Training, errors: dict[str, float], target: float, session: Session) -> Measurement:
@@ -304,11 +327,18 @@ class Converge(Workload):
         model = found.model
         own = (model.module, model.weights, repr(found.configuration))
         before = (_weights.digest(*_before(case)),) if case.axes.get("P") else ()
-        return (*super().computes(case), *own, _data(case), *before)
+        # Of bytes what it was before there were tokens.
+        how = (measured_tokens,) if case.options["data"] == text.ENCODED else ()
+        return (self.prepare, measure, *self.definition, case.dtype, *own, _data(case), *before, *how)
 
 
 def _data(case: Case) -> str:
     """What names the text."""
+    if case.options["data"] == text.ENCODED:
+        from ..corpus import encoding
+        from ..corpus.manifest import load
+
+        return f"{load().digest} {encoding.ENCODER}"
     if case.options["data"] == "corpus":
         from ..corpus.manifest import load
 
@@ -321,14 +351,14 @@ WORKLOAD = Converge(
     summary="Training to a loss: is another precision, kernel, optimizer or attention as good, seed by seed?",
     axes={
         "B": "sequences a micro-batch",
-        "S": "bytes a sequence",
+        "S": "bytes a sequence, or tokens",
         "N": "steps",
         "A": "micro-batches a step",
         "P": "steps that a checkpoint was trained for before; 0: from random weights",
     },
     options={
         "model": tuple(x for model in catalog().models.values() for x in model.configurations),
-        "data": text.DATA,
+        "data": (*text.DATA, text.ENCODED),
         "lr": (1e-3, 2.5e-4, 5e-4, 2e-3, 4e-3),
         "target": (2.0, 1.0, 1.2, 1.5, 3.0, 4.0),
     },
@@ -339,7 +369,7 @@ WORKLOAD = Converge(
     tokens=lambda case: read(case).tokens * case.axes["N"],
     measured=METRICS,
     prepare=prepare,
-    measure=measure,
+    measure=measured,
     assemble=assemble,
     definition=(text.synthetic, text.validation, tasks.asked, tasks.bits, tuple(HYPERPARAMETERS.items())),
     plans={},

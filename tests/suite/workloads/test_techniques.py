@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from kernelmark.suite.operators import fp8_matmul
 from kernelmark.suite.system import Assembly, Changes, System, by_blocks
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
+from kernelmark.suite.workloads._arms import ArmTrainer
 from kernelmark.suite.workloads._host_states import HostStates, HostUpdate, InTurn, buckets
 from kernelmark.suite.workloads._recompute import budget, worth_keeping
 from kernelmark.suite.workloads._trainer import PartsTrainer
@@ -387,3 +388,76 @@ def test_transformer_engines_products_are_of_our_weights(monkeypatch: pytest.Mon
     assert len(made) == 2
     assert all(y.grad is not None for y in (x, bias, *weights))
     assert all(p.is_meta for module in made for p in module.parameters())
+
+
+def test_a_look_by_delayed_scaling_sees_the_arms_own_scales_and_leaves_them(
+    catalog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in of Transformer Engine's `Linear`, whose scale is of what it saw in the pass before."""
+    passes: list[str] = []
+
+    def seen(state: Any, grad: torch.Tensor) -> None:
+        state.scale[0] = 57344 / grad.abs().max()
+
+    class Linear(torch.nn.Module):
+        def __init__(self, K: int, N: int, **given: Any) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(N, K, device="meta"))
+            if given["bias"]:
+                self.bias = torch.nn.Parameter(torch.empty(N, device="meta"))
+
+            def state(count: int) -> SimpleNamespace:
+                return SimpleNamespace(scale=torch.ones(count), amax_history=torch.zeros(3, count))
+
+            self.fp8_meta = {"scaling_fwd": state(3), "scaling_bwd": state(2)}
+
+        def forward(self, x: Any) -> Any:
+            forward, backward = self.fp8_meta["scaling_fwd"], self.fp8_meta["scaling_bwd"]
+            out = torch.nn.functional.linear(x, self.weight, getattr(self, "bias", None))
+            forward.scale[:2] = 448 / torch.stack([x.detach().abs().max(), self.weight.detach().abs().max()])
+            if out.requires_grad:
+                out.register_hook(lambda grad: seen(backward, grad))
+            return out
+
+    @contextlib.contextmanager
+    def autocast(enabled: bool, recipe: object) -> Iterator[None]:
+        passes.append(type(recipe).__name__)
+        yield
+
+    te, pytorch = ModuleType("transformer_engine"), ModuleType("transformer_engine.pytorch")
+    common, recipe = ModuleType("transformer_engine.common"), ModuleType("transformer_engine.common.recipe")
+    recipe.DelayedScaling = type("DelayedScaling", (), {})  # type: ignore[attr-defined]  # modules take them
+    pytorch.Linear, pytorch.autocast = Linear, autocast  # type: ignore[attr-defined]
+    te.pytorch, te.common, common.recipe = pytorch, common, recipe  # type: ignore[attr-defined]
+    for module in (te, pytorch, common, recipe):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    case = train.WORKLOAD.case(
+        {"B": 1, "S": 16}, "bf16", "program", model="gpt2-tiny", state="plain", products="e4m3"
+    )
+    arm = System("again", precision="te_delayed", recompute="every_layer")
+    with pytest.raises(NotImplementedError, match="delayed scales move"):
+        ArmTrainer(train.read(case), Assembly(arm, catalog))
+    trainer = ArmTrainer(train.read(case), Assembly(System("delayed", precision="te_delayed"), catalog))
+    trainer.load(answer.initial(train.read(case), 3, torch.device("cpu")))
+    batch = torch.randint(0, 512, (2, 1, 1, 16), generator=torch.Generator().manual_seed(1))
+    tokens, targets = (x[0] for x in batch)
+    linears: Any = trainer.linear
+    trainer.watch(tokens, targets)
+    assert len(linears._modules) == 0, "a look before the first step leaves nothing"
+    assert trainer.probe is not None
+    trainer.step(*batch)
+    assert passes == ["DelayedScaling"] * 2, "one for the look, one for the step"
+    assert len(linears._modules) == 8
+    trainer.step(*batch)
+    states = [x for module in linears._modules.values() for x in module.fp8_meta.values()]
+    # Of one that saw larger tensors half of the range is left; of one that saw smaller ones much is too large.
+    for x in states:
+        x.scale.mul_(4)
+    before = [x.scale.clone() for x in states]
+    trainer.watch(tokens, targets)
+    assert all(torch.equal(x.scale, was) for x, was in zip(states, before, strict=True))
+    over = {
+        what: max(x[0] for (_, y), x in trainer.probe.seen.items() if y == what) for what in ("input", "weight")
+    }
+    assert all(x > 0.01 for x in over.values()), over
+    assert len(trainer.probe.seen) == 3 * 8

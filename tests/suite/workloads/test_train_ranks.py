@@ -87,6 +87,38 @@ def test_ranks_learn_what_one_process_learns(way, alone):
     assert found[0][2][-len(told) :] == told if way == "context" else found[0][2][: len(told)] == told
 
 
+def _unsent(group):
+    """Collectives of large tensors in a step as it is and without sending, and the first loss before and after."""
+    _, trainer, batches = made(group.size, "fsdp2")
+    sent = []
+
+    def counted(call):
+        return lambda *given, **named: sent.append(1) or call(*given, **named)
+
+    names = [x for x in vars(torch.distributed) if x.startswith(("all_gather_", "reduce_scatter_"))]
+    for name in names:
+        setattr(torch.distributed, name, counted(getattr(torch.distributed, name)))
+
+    def step():
+        sent.clear()
+        loss = float(trainer.step(*map(trainer.parallel.share, batches.draw(0))))
+        return loss, len(sent)
+
+    first = step()
+    with trainer.parallel.local():
+        within = step()
+    trainer.load(answer.initial(batches.recipe, 5, CPU))
+    return first, within, step()
+
+
+def test_a_step_of_shards_that_sends_nothing():
+    for first, within, again in spread(WORLD, _unsent):
+        assert first[1] > 0
+        assert within[1] == 0
+        assert math.isfinite(within[0])
+        assert again == first
+
+
 def _checked(group, way, wrong):
     """What a program says of the first steps, one rank of which may drop a gradient."""
     case, trainer, _ = made(group.size, way, follow=8)
