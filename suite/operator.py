@@ -131,7 +131,8 @@ class Operator(Definition):
       (fp32 for `fp32_reference`); differentiable when `gradients` are asked for.
     * `variations` realise options: by (option, value) a function `(inputs, case) -> inputs` that is applied to
       what `inputs` gave, such as another layout. Only cases with that value depend on it.
-    * `tolerances` say by dtype how far an answer may be off (`Tolerance`); every dtype of its cases has one.
+    * `tolerances` say by dtype how far an answer may be off (`Tolerance`); every dtype of its cases has one. Those
+      of `tolerances_of` take their place in cases with an (option, value).
     * `results(result, inputs)` turns an implementation's result into what the reference gives, for
       outputs that have more than one right form (a quantized tensor and its scales).
     * `gradients` names the inputs that the backward pass differentiates, those of them that a case has.
@@ -165,6 +166,7 @@ class Operator(Definition):
     in_place: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     tolerances: Mapping[str, Tolerance] = field(default_factory=lambda: TOLERANCES)
+    tolerances_of: Mapping[tuple[str, Option], Mapping[str, Tolerance]] = field(default_factory=dict)
     results: Callable[[Any, Inputs], Result] | None = None
     fp32_reference: bool = False
     variations: Mapping[tuple[str, Option], Callable[[Inputs, Case], Inputs]] = field(default_factory=dict)
@@ -212,6 +214,11 @@ class Operator(Definition):
             inputs = variation(inputs, case)
         return inputs
 
+    def tolerance(self, case: Case) -> Tolerance | None:
+        """How far an answer of the case may be off; None for a dtype without a bound."""
+        own = (x for (name, value), x in self.tolerances_of.items() if case.options.get(name) == value)
+        return next(own, self.tolerances).get(case.dtype)
+
     def _varied(self, case: Case) -> list[Callable[[Inputs, Case], Inputs]]:
         return [call for (name, value), call in self.variations.items() if case.options.get(name) == value]
 
@@ -223,4 +230,4 @@ class Operator(Definition):
             functions = (*functions, self.sharding.split, self.sharding.join, self.sharding.part)
         if (sampled := self.in_part(case)) is not None:
             functions = (*functions, sampled.lay, sampled.rows)
-        return (*functions, self.tolerances.get(case.dtype), gradients, self.in_place, self.fp32_reference)
+        return (*functions, self.tolerance(case), gradients, self.in_place, self.fp32_reference)

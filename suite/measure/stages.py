@@ -145,7 +145,7 @@ class Trial:
                 with self.bench.known():
                     self.verify_again(call)
             if fresh is not None:
-                fresh.check(call, self.bench.operator.tolerances[self.bench.case.dtype])
+                fresh.check(call, self.bench.tolerance)
             self._untouched()
         with stage("summarize"):
             tuning = autotuned(vars(sys.modules[loaded.__module__])) if self.tuned else {}
@@ -165,7 +165,7 @@ class Trial:
         self.device.synchronize()
         if bench.changed(outputs):
             raise Incorrect("it changed its inputs")
-        error = deviation(outputs, bench.references, bench.operator.tolerances[bench.case.dtype])
+        error = deviation(outputs, bench.references, bench.tolerance)
         if (unquantized := bench.unquantized()) is not None:
             self.measured[ERROR_UNQUANTIZED.name] = distance(outputs, unquantized)
         for metric, measure in bench.operator.measures.items():
@@ -176,7 +176,7 @@ class Trial:
     def verify_again(self, call: Callable[[], Any]) -> None:
         """After timing: other inputs must still give another answer, the true ones the right one."""
         bench = self.bench
-        tolerance = bench.operator.tolerances[bench.case.dtype]
+        tolerance = bench.tolerance
         with bench.group.together():
             bench.hold_finite()
         bench.lay_doubled()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...registry.store.record import Case, Pass
-from ..operator import Inputs, Operator
+from ..operator import Inputs, Operator, Tolerance
 from .group import ALONE, Group
 from .verify import Incorrect, flat
 
@@ -106,6 +106,13 @@ class Workbench:
             case, operator, inputs, gradients, varied, values, decoys, references, wide, reference_s, group=group,
             seed=seed, known_gradients=known,
         )  # fmt: skip
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """How far an answer may be off."""
+        found = self.operator.tolerance(self.case)
+        assert found is not None, self.case.dtype
+        return found
 
     def lay(self, contents: list[torch.Tensor]) -> None:
         """Copies contents into the memory that calls read."""

@@ -52,34 +52,45 @@ def test_all_reduce_over_peers_memory(world, two_shot, monkeypatch):
             torch.testing.assert_close(found[rank][call], total)
 
 
-def _steps(group, function, size, steps):
+def _steps(group, function, size, steps, scheme="int8"):
     rest = torch.zeros(size)
     total, wire = torch.zeros(size), torch.zeros(size)
     for step in range(steps):
         x = array(group.rank, step, size, torch.float32)
-        out, rest = function(x, rest)
+        out, rest = function(x, rest, scheme)
         wire += out
         total += x
     return total, wire, rest, out
 
 
-@pytest.mark.parametrize("function", [all_reduce_quantized, on_cpu])
-def test_what_eight_bits_lose_comes_back(function):
+@pytest.mark.parametrize(
+    ("function", "scheme", "least", "most"),
+    [
+        (all_reduce_quantized, "int8", 1e-4, 0.02),
+        (on_cpu, "int8", 1e-4, 0.02),
+        (all_reduce_quantized, "fp8", 5e-3, 0.05),
+        (on_cpu, "fp8", 5e-3, 0.05),
+    ],
+)
+def test_what_eight_bits_lose_comes_back(function, scheme, least, most):
     """Sums over steps and what is still owed make up the exact sums: nothing is lost for good."""
     world, size = 2, 2 * GROUP * 2
-    found = spread(world, _steps, function, size, 3)
+    found = spread(world, _steps, function, size, 3, scheme)
     exact = sum(x[0] for x in found)
     wire, owed = found[0][1], sum(x[2] for x in found)
     torch.testing.assert_close(wire + owed, exact, rtol=1e-5, atol=1e-4)
     error = float((wire - exact).norm() / exact.norm())
-    assert 1e-4 < error < 0.02
+    assert least < error < most
     assert all(torch.equal(x[3], found[0][3]) for x in found)
 
 
-def test_the_kernel_and_the_cpu_agree():
+@pytest.mark.parametrize(("scheme", "step"), [("int8", 2e-2), ("fp8", 0.25)])
+def test_the_kernel_and_the_cpu_agree(scheme, step):
     world, size = 2, 2 * GROUP * 2
-    ours, plain = (spread(world, _steps, x, size, 1) for x in (all_reduce_quantized, on_cpu))
-    torch.testing.assert_close(ours[0][1], plain[0][1], rtol=1e-4, atol=2e-2)
+    ours, plain = (spread(world, _steps, x, size, 1, scheme) for x in (all_reduce_quantized, on_cpu))
+    apart = (ours[0][1] - plain[0][1]).abs()
+    assert float(apart.max()) <= step
+    assert float((apart > 1e-4).float().mean()) < 0.05  # a tie, rounded to the other side
 
 
 def _opened(group):
