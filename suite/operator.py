@@ -14,6 +14,7 @@ import msgspec
 
 from ..registry.store.metric import (
     BOARD_METRICS,
+    EACH_METRICS,
     ERROR_UNQUANTIZED,
     OPERATOR_METRICS,
     RANK_METRICS,
@@ -156,6 +157,9 @@ class Operator(Definition):
       name with `_` and the form's behind it, which is an implementation `kernelmark_FORM`.
     * `sharding` makes it an operator over ranks (axis `gpus`): inputs and reference are those of the whole, each
       rank's implementation is called on its part within torch's default process group.
+    * `each` says of an operator without sharding that its cases may have the axis `gpus` too: each of so many GPUs
+      then computes the whole, at once with the others, and the slowest counts. So the one-GPU time of an operator
+      over ranks is taken on every GPU that these have.
     * `sampled`: of an operator over ranks, how gradients are checked where the reference gives some rows only.
     """
 
@@ -176,6 +180,7 @@ class Operator(Definition):
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     forms: tuple[str, ...] = ()
     sharding: Sharding | None = None
+    each: bool = False
     sampled: Sampled | None = None
 
     @property
@@ -186,7 +191,7 @@ class Operator(Definition):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Those of every operator, its own, and of one over ranks what is seen of these."""
-        ranks = RANK_METRICS if self.distributed else ()
+        ranks = RANK_METRICS if self.distributed else EACH_METRICS if self.each else ()
         unquantized = () if self.unquantized is None else (ERROR_UNQUANTIZED,)
         return (*OPERATOR_METRICS, *BOARD_METRICS, *unquantized, *ranks, *self.rates, *self.measures)
 
@@ -194,6 +199,11 @@ class Operator(Definition):
     def distributed(self) -> bool:
         """Whether it says how it lies over ranks."""
         return self.sharding is not None
+
+    @property
+    def several_gpus(self) -> bool:
+        """Whether they share the work, or each may do all of it."""
+        return self.distributed or self.each
 
     def in_part(self, case: Case) -> Sampled | None:
         """How the gradients of a case are sampled, if they are."""

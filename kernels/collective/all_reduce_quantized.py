@@ -1,10 +1,10 @@
 """All-reduce of gradients in 8 bits with error feedback: half a byte's worth of bf16 on the wire.
 
-The array and what earlier calls lost are added up and rounded to int8, or to E4M3 (`fp8`), with an fp32 scale for
-each 128 elements (`gradient_compression`). Rank r gets the r-th chunk of all ranks, adds them up in fp32, rounds the
-sum in the same way and sends it to all. What the first rounding lost is the new residual; what the second lost is in
-the r-th chunk of rank r's residual too, so that nothing is lost for good: over steps the sums are those of exact
-gradients.
+The array and what earlier calls lost are added up and rounded to int8, or to E4M3 (`fp8`), with an fp32 scale
+for each 128 elements (`gradient_compression`). Rank r gets the r-th chunk of all ranks, adds them up in fp32,
+rounds the sum in the same way and sends it to all. What the first rounding lost is the new residual; what the
+second lost is in the r-th chunk of rank r's residual too, so that nothing is lost for good: over steps the sums
+are those of exact gradients.
 
 Sent: 2·S·(n-1)/n · 33/64 bytes of bf16's, against 2·S·(n-1)/n.
 Over NVLink between two H200 rounding to int8 takes longer than that saves: this is for slower links. E4M3 was not
