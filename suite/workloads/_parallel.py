@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -178,6 +178,8 @@ class Fsdp2(Single):
 
     def __init__(self) -> None:
         self._module: Any = None
+        self._whole: list[tuple[Any, Any]] = []
+        """Where nothing is sent, each parameter's own part and all of it."""
 
     def share(self, batch: torch.Tensor) -> torch.Tensor:
         return _own_batches(batch)
@@ -208,7 +210,60 @@ class Fsdp2(Single):
         return found
 
     def local(self) -> contextlib.AbstractContextManager[None]:
-        raise NotImplementedError("a rank without the others' weights computes nothing")
+        """With all weights in every rank, gathered once, of whose gradients each keeps its part."""
+        self._fits()
+        return self._gathered()
+
+    def _fits(self) -> None:
+        """Raises NotImplementedError in all ranks where any has no room for all weights and their gradients."""
+        import torch
+        import torch.distributed as dist
+
+        params = list(self._module.parameters())
+        device = params[0].device
+        if device.type != "cuda":
+            return
+        needed = 2 * sum(x.numel() * x.element_size() for x in params)
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        room = torch.tensor(int(free > 1.1 * needed), device=device)
+        dist.all_reduce(room, dist.ReduceOp.MIN)
+        if not room:
+            raise NotImplementedError("all weights and gradients do not fit into one GPU")
+
+    @contextlib.contextmanager
+    def _gathered(self) -> Iterator[None]:
+        parts = (*self._module.layers, self._module)
+        sharded = dict(self._module.named_parameters())
+        for x in parts:
+            x.set_reshard_after_forward(False, recurse=False)
+            x.set_reshard_after_backward(False, recurse=False)
+            x.unshard()
+        whole = dict(self._module.named_parameters())
+        self._whole = [(x, whole[name]) for name, x in sharded.items() if whole[name] is not x]
+        try:
+            yield
+        finally:
+            self._whole = []
+            for x in parts:
+                x.set_reshard_after_forward(x is not self._module, recurse=False)
+                x.set_reshard_after_backward(True, recurse=False)
+                x.reshard()
+
+    @contextlib.contextmanager
+    def _own_gradients(self) -> Iterator[None]:
+        """Around a step's last micro-batch: each parameter's own part of the gradient."""
+        from torch.distributed.tensor import DTensor
+
+        yield
+        for own, whole in self._whole:
+            grad, mesh = whole.grad, own.device_mesh
+            chunks = grad.chunk(mesh.size())
+            part = chunks[mesh.get_local_rank()] if mesh.get_local_rank() < len(chunks) else grad[:0]
+            own.grad = DTensor.from_local(
+                part, mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+            )
+            whole.grad = None
 
     def sent(self, passes: int = 1) -> tuple[float, ...]:
         """Halves of all-reduces: of each layer's matrices two a pass, which gather them, and one for the gradient.
@@ -224,8 +279,8 @@ class Fsdp2(Single):
         return (*((passes + 0.5) * x for x in layers), (passes + 1) / 2 * rest + vectors)
 
     def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        self._module.set_requires_gradient_sync(last)
-        return contextlib.nullcontext()
+        self._module.set_requires_gradient_sync(last and not self._whole)
+        return self._own_gradients() if last and self._whole else contextlib.nullcontext()
 
     def clip(self, params: Sequence[Any], most: float) -> None:
         import torch
@@ -235,12 +290,15 @@ class Fsdp2(Single):
         vectors = [x.grad for x in params if self.own(x.grad) is x.grad]
         matrices = [x for x in grads if all(x is not y for y in vectors)]
         flat = torch.cat([x.reshape(-1) for x in vectors])
-        dist.all_reduce(flat.div_(dist.get_world_size()))
+        flat.div_(dist.get_world_size())
+        if not self._whole:
+            dist.all_reduce(flat)
         for x, mean in zip(vectors, flat.split([x.numel() for x in vectors]), strict=True):
             x.copy_(mean.view_as(x))
         if most:
             squares = torch.stack([x.float().square().sum() for x in matrices]).sum()
-            dist.all_reduce(squares)
+            if not self._whole:
+                dist.all_reduce(squares)
             norm = (squares + flat.float().square().sum()).sqrt()
             torch._foreach_mul_(grads, (most / (norm + 1e-6)).clamp(max=1.0))
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernelmark.baselines import torch_distributed
 from kernelmark.kernels.collective import all_reduce as module
 from kernelmark.kernels.collective import peer_copy
 from kernelmark.kernels.collective._symmetric import Symmetric, flags_bytes
 from kernelmark.kernels.collective.all_reduce_quantized import all_reduce_quantized
 from kernelmark.kernels.cpu.all_reduce_quantized import all_reduce_quantized as on_cpu
 from kernelmark.kernels.quantization.gradient_compression import GROUP
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.stages import Stages, Trial
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.measure.verify import Incorrect
+from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operators import all_gather, reduce_scatter
 
 from ..ranks import spread
 
@@ -91,6 +98,47 @@ def test_the_kernel_and_the_cpu_agree(scheme, step):
     apart = (ours[0][1] - plain[0][1]).abs()
     assert float(apart.max()) <= step
     assert float((apart > 1e-4).float().mean()) < 0.05  # a tie, rounded to the other side
+
+
+def _in_place(group, case, wrong):
+    """How a measurement in place ends: by torch.distributed, or by a call that is `wrong` in some way."""
+    right = torch_distributed.IMPLEMENTATIONS[case.operator]["torch_distributed"](case)
+
+    def call(x, place):
+        out = right(x, place)
+        if wrong == "copies":
+            return out.clone()
+        if wrong == "writes beside":
+            x.view(group.size, -1)[1 - group.rank] += 1
+        return out
+
+    forgotten = []
+    call.shared, call.forget = lambda x, place: 1000, lambda: forgotten.append(group.rank)
+    definition = {x.name: x for x in (all_gather.OPERATOR, reduce_scatter.OPERATOR)}[case.operator]
+    bench = Workbench.build(definition, case, torch.device("cpu"), 1, group)
+    few = Sampling(min_samples=3, max_samples=3, min_seconds=0, warmup_s=0, energy="never")
+    try:
+        device = Cpu()
+        device.group = group
+        found = Trial(device, bench, "hot", few, Stages()).run(lambda: call).samples
+    except Incorrect as error:
+        return str(error)
+    own = 4 * bench.inputs["x"].numel()
+    return found.get("rank_memory") in (None, (found.get("memory", (0,))[0] + own + 1000,)), forgotten
+
+
+@pytest.mark.parametrize("operator", [all_gather, reduce_scatter])
+@pytest.mark.parametrize("wrong", ["", "copies", "writes beside"])
+def test_collectives_in_place(operator, wrong):
+    case = operator.OPERATOR.case({"N": 64, "gpus": 2}, "fp32", "forward", place="in")
+    assert case.name == "N64-gpus2-in-fp32-forward"
+    found = spread(2, _in_place, case, wrong)
+    if not wrong:
+        assert found == [(True, [0]), (True, [1])]
+    elif wrong == "copies":
+        assert all(operator is all_gather or "it changed its inputs" in x for x in found), found
+    else:
+        assert all("output" in x or "it changed its inputs" in x for x in found), found
 
 
 def _opened(group):
