@@ -32,7 +32,10 @@ def _all_reduce(case: Any) -> Callable[..., Any]:
 def _all_gather(case: Any) -> Callable[..., Any]:
     import torch.distributed as dist
 
-    def call(x: Any) -> Any:
+    def call(x: Any, place: str = "out") -> Any:
+        if place == "in":
+            dist.all_gather_into_tensor(x, x.view(case.world, -1)[dist.get_rank()])
+            return x
         result = x.new_empty(x.numel() * case.world)
         dist.all_gather_into_tensor(result, x)
         return result
@@ -41,10 +44,12 @@ def _all_gather(case: Any) -> Callable[..., Any]:
 
 
 def _reduce_scatter(case: Any) -> Callable[..., Any]:
+    import torch
     import torch.distributed as dist
 
-    def call(x: Any) -> Any:
-        result = x.new_empty(x.numel() // case.world)
+    def call(x: Any, place: str = "out") -> Any:
+        own = x.view(case.world, -1)[dist.get_rank()]
+        result = torch.empty_like(own) if place == "out" else own
         dist.reduce_scatter_tensor(result, x)
         return result
 

@@ -24,7 +24,39 @@ def _buffer(elements: int, dtype: Any, device: Any) -> tuple[Any, str]:
     assert group is not None
     buffer = memory.empty(elements, dtype=dtype, device=device)
     memory.rendezvous(buffer, group)
+    _made.append(buffer)
     return buffer, group.group_name
+
+
+_made: list[Any] = []
+"""Buffers that are there."""
+
+
+def _workspaces() -> dict[str, Any]:
+    """What torch's fused operators copy through, by group."""
+    import torch.distributed._symmetric_memory as memory
+
+    found: dict[str, Any] = memory._group_name_to_workspace_tensor
+    return found
+
+
+def _shared(**inputs: Any) -> int:
+    """Bytes of this rank's memory that its peers can read and write now."""
+    there = (*_made, *(x for x in _workspaces().values() if x is not None))
+    return sum(x.numel() * x.element_size() for x in there)
+
+
+def _forget() -> None:
+    """Gives that memory up."""
+    _buffer.cache_clear()
+    _made.clear()
+    _workspaces().clear()
+
+
+def _asked(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call that the harness may ask for the memory that peers can read, and to give it up."""
+    call.shared, call.forget = _shared, _forget  # type: ignore[attr-defined]
+    return call
 
 
 def _sums_alone(case: Any) -> None:
@@ -43,7 +75,7 @@ def _one_shot(case: Any) -> Callable[..., Any]:
         buffer, group = _buffer(x.numel(), x.dtype, x.device)
         return torch.ops.symm_mem.one_shot_all_reduce_copy(buffer, x, "sum", group)
 
-    return call
+    return _asked(call)
 
 
 def _two_shot(case: Any) -> Callable[..., Any]:
@@ -58,7 +90,7 @@ def _two_shot(case: Any) -> Callable[..., Any]:
         torch.ops.symm_mem.two_shot_all_reduce_out(buffer, "sum", group, result)
         return result
 
-    return call
+    return _asked(call)
 
 
 def _windows(case: Any) -> Callable[..., Any]:
@@ -72,13 +104,16 @@ def _windows(case: Any) -> Callable[..., Any]:
 def _low_contention_all_gather(case: Any) -> Callable[..., Any]:
     import torch
 
+    if case.options.get("place") == "in":
+        raise NotImplementedError("its all-gather gives memory of its own")
+
     def call(x: Any) -> Any:
         buffer, group = _buffer(x.numel(), x.dtype, x.device)
         buffer.copy_(x)
         result = torch.ops.symm_mem._low_contention_all_gather(buffer, group)
         return torch.ops._c10d_functional.wait_tensor(result)
 
-    return call
+    return _asked(call)
 
 
 def _group() -> str:
@@ -97,7 +132,7 @@ def _all_gather_matmul(case: Any) -> Callable[..., Any]:
     def call(a: Any, w: Any) -> Any:
         return torch.ops.symm_mem.fused_all_gather_matmul(a, [w], 0, _group())[1][0]
 
-    return call
+    return _asked(call)
 
 
 def _matmul_reduce_scatter(case: Any) -> Callable[..., Any]:
@@ -107,7 +142,7 @@ def _matmul_reduce_scatter(case: Any) -> Callable[..., Any]:
     def call(a: Any, w: Any) -> Any:
         return torch.ops.symm_mem.fused_matmul_reduce_scatter(a, w, "sum", 0, _group())
 
-    return call
+    return _asked(call)
 
 
 IMPLEMENTATIONS = {

@@ -40,23 +40,31 @@ def _attention(case: Any) -> Callable[..., Any]:
     order = [half for r in range(world) for half in (r, 2 * world - 1 - r)]
     inverse = [order.index(i) for i in range(2 * world)]
 
-    def heads_apart(x: Any) -> Any:
+    def kept(parts: Any) -> Any:
+        """What stands for it where nothing is sent."""
+        return parts.contiguous()
+
+    def heads_apart(x: Any, exchange: Callable[[Any], Any]) -> Any:
         """(B, heads, S/world, D) to (B, heads/world, S, D), in the order of the sequence."""
         parts = exchange(torch.stack(x.chunk(world, 1)))
         chunks = [half for part in parts for half in part.chunk(2, 2)]
         return torch.cat([chunks[i] for i in inverse], 2)
 
-    def heads_together(x: Any) -> Any:
+    def heads_together(x: Any, exchange: Callable[[Any], Any]) -> Any:
         chunks = x.chunk(2 * world, 2)
         parts = [torch.cat((chunks[r], chunks[2 * world - 1 - r]), 2) for r in range(world)]
         return torch.cat(list(exchange(torch.stack(parts))), 1)
 
-    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
-        q, k, v = (heads_apart(x) for x in (q, k, v))
-        return heads_together(
-            scaled_dot_product_attention(q, k, v, is_causal=mask == "causal", enable_gqa=Hkv != H)
-        )
+    def over(exchange: Callable[[Any], Any]) -> Callable[..., Any]:
+        def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+            q, k, v = (heads_apart(x, exchange) for x in (q, k, v))
+            out = scaled_dot_product_attention(q, k, v, is_causal=mask == "causal", enable_gqa=Hkv != H)
+            return heads_together(out, exchange)
 
+        return call
+
+    call = over(exchange)
+    call.local = lambda: over(kept)  # type: ignore[attr-defined]  # the same without communication
     return call
 
 

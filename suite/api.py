@@ -37,8 +37,9 @@ from ..registry.store.journal import Journal
 from ..registry.store.record import SCHEMA_VERSION, Cache, Case, Ceiling, DeviceKind, Header, Pass, Record
 from ..registry.views.frame import Rows
 from . import __version__
-from .catalog import Catalog, Factory, Implementation
+from .catalog import Catalog
 from .definition import Option
+from .implementation import Factory, Implementation
 from .measure.device import Device, opened
 from .measure.stopping import Sampling
 from .memory import MemoryProfiler

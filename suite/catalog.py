@@ -14,7 +14,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,94 +23,20 @@ from typing import Any
 
 from ..registry.errors import InputError, unknown
 from ..registry.store.metric import Metric
-from ..registry.store.record import DEVICES, PROVIDER, YARDSTICK, Case, Status
-from . import __version__
+from ..registry.store.record import DEVICES, PROVIDER, YARDSTICK, Case
 from .definition import Definition
-from .environments import interpreter, version
+from .implementation import Factory, Implementation
 from .model import Architecture, Model
 from .operator import Operator
 from .system import System, implementations
 from .workload import Workload
 
-Factory = Callable[[Case], Callable[..., Any]]
 TRITON = ("cuda", "rocm")
 """Where kernels in Triton run: AMD's GPUs answer to CUDA's names in torch."""
-WORKER_NEEDS = "torch"
-"""Without it no worker starts, whatever it is to measure."""
 _ENVIRONMENT = re.compile(r"[A-Za-z0-9_-]{1,60}")
 HARNESS_ROOMS = ("operators", "workloads", "models")
 """Rooms that are part of the harness: the same for every commit that is measured."""
 ROOMS = (*HARNESS_ROOMS, "kernels", "baselines")
-
-
-@dataclass(frozen=True)
-class Implementation:
-    """One way to compute an operator, and where it comes from. Loading it imports its library.
-
-    `root` is the folder of the catalog's root that it was found in.
-    """
-
-    operator: str
-    name: str
-    provider: str
-    requires: tuple[str, ...]
-    environment: str
-    devices: tuple[str, ...]
-    load: Callable[[], Factory]
-    root: Path | None = None
-    no_environment: str = ""
-    """Why no command makes its environment, and what to do; empty where one does."""
-    once: bool = False
-    """Whether a process can have it once only: another case of it takes another process."""
-    on_request: bool = False
-    """Whether only cases that name it have it, and runs that ask for it: it is tuned for minutes, say."""
-    install: str = ""
-    """What to do where its library is missing, if that is not `pip install` of it."""
-    assembled: bool = False
-    """Whether it is a system of parts, which is asked for by its name: its provider's is that of the plain one."""
-    parts_of: tuple[Path | None, ...] = ()
-    """Of a system, the roots that its parts come from: what it runs changes with any of them."""
-
-    def held_by(self, folders: Collection[str]) -> bool:
-        """Whether one of these roots holds it, or a part of it."""
-        return any(str(x) in folders for x in (self.root, *self.parts_of))
-
-    def among(self, names: Collection[str]) -> bool:
-        """Whether names of implementations or providers ask for it."""
-        return self.name in names or (self.provider in names and not self.assembled)
-
-    @property
-    def version(self) -> str | None:
-        """The version of the library behind it."""
-        if self.provider == PROVIDER:
-            return __version__
-        return version(self.environment, self.requires[0]) if self.requires else None
-
-    def asked_on(self, device: str) -> bool:
-        """Whether a row of it is due on a device. What needs an NVIDIA GPU is asked for elsewhere too and gets its
-        `unsupported` row; what is for a CPU alone is not asked for on a GPU, where the kernel itself is.
-        """
-        return device in self.devices or (device != "cuda" and "cuda" in self.devices)
-
-    def unavailable(self, device: str) -> tuple[Status, str] | None:
-        """None where it can run; else (status, reason): `unsupported` device or `unavailable` library."""
-        if not self.devices:
-            return "unsupported", "no device runs all of its parts so"
-        if device not in self.devices:
-            # AMD's GPUs run what is for CUDA by its names: whoever has neither knows it by that.
-            needed = "cuda" if "cuda" in self.devices else " or ".join(self.devices)
-            return "unsupported", f"needs a {needed} device, this is {device}"
-        remedy = f"make environment NAME={self.environment}"
-        if interpreter(self.environment) is None:
-            why = self.no_environment or f"environment {self.environment!r} is not installed: {remedy}"
-            return "unavailable", why
-        for name in dict.fromkeys((WORKER_NEEDS, *self.requires)):
-            if version(self.environment, name) is None:
-                if self.environment == "core":
-                    how = self.install if name in self.requires else ""
-                    return "unavailable", f"{name} is not installed: {how or f'pip install {name}'}"
-                return "unavailable", f"{name} is not installed in environment {self.environment!r}: {remedy}"
-        return None
 
 
 @dataclass(frozen=True)
@@ -228,6 +154,11 @@ class Catalog:
     def of(cls, *folders: Path) -> Catalog:
         """Only the folders given, for the harness's tests of itself."""
         return cls(tuple(Root(folder) for folder in folders))
+
+    @property
+    def code(self) -> Mapping[str, str]:
+        """Folders of other commits' kernels and baselines, by root's folder: what `with_code` was given."""
+        return {str(x.folder): str(x.code) for x in self.roots if x.code is not None}
 
     def with_code(self, code: Mapping[str, str]) -> Catalog:
         """The same catalog with the kernels and baselines of other commits' folders, by root's folder.

@@ -104,6 +104,11 @@ class Definition:
         return False
 
     @property
+    def several_gpus(self) -> bool:
+        """Whether its cases may have that axis, be it that GPUs share the work or that each does all of it."""
+        return self.distributed
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         """What is measured of its cases, the primary metric first."""
         raise NotImplementedError
@@ -116,8 +121,8 @@ class Definition:
         """One case. Raises `InputError` naming the wrong axis, option, dtype or pass, and what exists."""
         axes = dict(axes)
         world = axes.pop(GPUS, 1)
-        if world != 1 and not (self.distributed and world > 0):
-            allowed = "1 or more" if self.distributed else "1, as it does not run on several"
+        if world != 1 and not (self.several_gpus and world > 0):
+            allowed = "1 or more" if self.several_gpus else "1, as it does not run on several"
             raise InputError(f"{self.name}: {GPUS} is {world}; {allowed}.")
         for axis in axes:
             if axis not in self.axes:

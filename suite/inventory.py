@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ..registry.store.record import DeviceKind
-from .catalog import Catalog, Implementation
+from .catalog import Catalog
 from .definition import Definition
+from .implementation import Implementation
 
 Facts: TypeAlias = dict[str, Any]
 """Of one thing, by name, as JSON knows them."""

@@ -14,6 +14,7 @@ import msgspec
 
 from ..registry.store.metric import (
     BOARD_METRICS,
+    EACH_METRICS,
     ERROR_UNQUANTIZED,
     OPERATOR_METRICS,
     RANK_METRICS,
@@ -131,7 +132,8 @@ class Operator(Definition):
       (fp32 for `fp32_reference`); differentiable when `gradients` are asked for.
     * `variations` realise options: by (option, value) a function `(inputs, case) -> inputs` that is applied to
       what `inputs` gave, such as another layout. Only cases with that value depend on it.
-    * `tolerances` say by dtype how far an answer may be off (`Tolerance`); every dtype of its cases has one.
+    * `tolerances` say by dtype how far an answer may be off (`Tolerance`); every dtype of its cases has one. Those
+      of `tolerances_of` take their place in cases with an (option, value).
     * `results(result, inputs)` turns an implementation's result into what the reference gives, for
       outputs that have more than one right form (a quantized tensor and its scales).
     * `gradients` names the inputs that the backward pass differentiates, those of them that a case has.
@@ -155,6 +157,9 @@ class Operator(Definition):
       name with `_` and the form's behind it, which is an implementation `kernelmark_FORM`.
     * `sharding` makes it an operator over ranks (axis `gpus`): inputs and reference are those of the whole, each
       rank's implementation is called on its part within torch's default process group.
+    * `each` says of an operator without sharding that its cases may have the axis `gpus` too: each of so many GPUs
+      then computes the whole, at once with the others, and the slowest counts. So the one-GPU time of an operator
+      over ranks is taken on every GPU that these have.
     * `sampled`: of an operator over ranks, how gradients are checked where the reference gives some rows only.
     """
 
@@ -165,6 +170,7 @@ class Operator(Definition):
     in_place: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     tolerances: Mapping[str, Tolerance] = field(default_factory=lambda: TOLERANCES)
+    tolerances_of: Mapping[tuple[str, Option], Mapping[str, Tolerance]] = field(default_factory=dict)
     results: Callable[[Any, Inputs], Result] | None = None
     fp32_reference: bool = False
     variations: Mapping[tuple[str, Option], Callable[[Inputs, Case], Inputs]] = field(default_factory=dict)
@@ -174,6 +180,7 @@ class Operator(Definition):
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     forms: tuple[str, ...] = ()
     sharding: Sharding | None = None
+    each: bool = False
     sampled: Sampled | None = None
 
     @property
@@ -184,7 +191,7 @@ class Operator(Definition):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Those of every operator, its own, and of one over ranks what is seen of these."""
-        ranks = RANK_METRICS if self.distributed else ()
+        ranks = RANK_METRICS if self.distributed else EACH_METRICS if self.each else ()
         unquantized = () if self.unquantized is None else (ERROR_UNQUANTIZED,)
         return (*OPERATOR_METRICS, *BOARD_METRICS, *unquantized, *ranks, *self.rates, *self.measures)
 
@@ -192,6 +199,11 @@ class Operator(Definition):
     def distributed(self) -> bool:
         """Whether it says how it lies over ranks."""
         return self.sharding is not None
+
+    @property
+    def several_gpus(self) -> bool:
+        """Whether they share the work, or each may do all of it."""
+        return self.distributed or self.each
 
     def in_part(self, case: Case) -> Sampled | None:
         """How the gradients of a case are sampled, if they are."""
@@ -212,6 +224,11 @@ class Operator(Definition):
             inputs = variation(inputs, case)
         return inputs
 
+    def tolerance(self, case: Case) -> Tolerance | None:
+        """How far an answer of the case may be off; None for a dtype without a bound."""
+        own = (x for (name, value), x in self.tolerances_of.items() if case.options.get(name) == value)
+        return next(own, self.tolerances).get(case.dtype)
+
     def _varied(self, case: Case) -> list[Callable[[Inputs, Case], Inputs]]:
         return [call for (name, value), call in self.variations.items() if case.options.get(name) == value]
 
@@ -223,4 +240,4 @@ class Operator(Definition):
             functions = (*functions, self.sharding.split, self.sharding.join, self.sharding.part)
         if (sampled := self.in_part(case)) is not None:
             functions = (*functions, sampled.lay, sampled.rows)
-        return (*functions, self.tolerances.get(case.dtype), gradients, self.in_place, self.fp32_reference)
+        return (*functions, self.tolerance(case), gradients, self.in_place, self.fp32_reference)

@@ -31,8 +31,9 @@ from ..registry.store.record import (
     Status,
 )
 from . import worth
-from .catalog import Catalog, Implementation
+from .catalog import Catalog
 from .definition import Grid, Option
+from .implementation import Implementation
 from .measure.stopping import Sampling, TimerName
 from .model import chosen
 from .system import System

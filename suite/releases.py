@@ -3,16 +3,19 @@
     python -m kernelmark.suite.releases > registry/analysis/releases.json      (make releases)
 
 The index is the one that pip is set up with, by its environment before its files. It is asked once a library, by
-the simple API in JSON (PEP 691, with times of upload: PEP 700).
+the simple API in JSON (PEP 691, with times of upload: PEP 700). A user and a password in its address are sent to
+it and are in nothing that is written, errors included.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime
@@ -36,6 +39,17 @@ def setting(listed: str, name: str) -> str | None:
     found = dict(x.split("=", 1) for x in listed.splitlines() if "=" in x)
     values = (found.get(f"{place}.{name}") for place in PLACES)
     return next((x.strip("'\"") for x in values if x), None)
+
+
+def apart(index: str) -> tuple[str, str | None]:
+    """An index's address without user and password, and the header `Authorization` of these; None without any."""
+    found = urllib.parse.urlsplit(index)
+    said, _, host = found.netloc.rpartition("@")
+    if not said:
+        return index, None
+    user, _, password = (urllib.parse.unquote(x) for x in said.partition(":"))
+    encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
+    return urllib.parse.urlunsplit(found._replace(netloc=host)), f"Basic {encoded}"
 
 
 def needed(catalog: Catalog) -> dict[str, str]:
@@ -102,15 +116,15 @@ def text(found: Releases) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _fetcher(certificates: str | None) -> Fetch:
+def _fetcher(certificates: str | None, authorization: str | None) -> Fetch:
     context = ssl.create_default_context(cafile=certificates)
 
     def fetch(address: str) -> Any:
-        accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
+        asked = urllib.request.Request(address, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
+        if authorization is not None:  # for this host alone: no other that it sends us on to
+            asked.add_unredirected_header("Authorization", authorization)
         try:
-            with urllib.request.urlopen(
-                urllib.request.Request(address, headers=accept), timeout=60, context=context
-            ) as answer:
+            with urllib.request.urlopen(asked, timeout=60, context=context) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             if error.code == 404:
@@ -125,8 +139,8 @@ def main() -> None:
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
-    index = setting(listed, "index-url") or INDEX
-    fetch = _fetcher(setting(listed, "cert"))
+    index, authorization = apart(setting(listed, "index-url") or INDEX)
+    fetch = _fetcher(setting(listed, "cert"), authorization)
     sys.stdout.write(text(asked(Catalog.default(), index, fetch, datetime.now(UTC).date())))
 
 

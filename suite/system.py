@@ -18,17 +18,18 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from ..registry.errors import InputError, unknown
 from ..registry.store.record import EAGER, PROVIDER, YARDSTICK, Case
 from ._transformer_engine import Linears
-from .model import Chosen, Part
+from .implementation import Implementation
+from .model import Chosen, Model, Part
 
 if TYPE_CHECKING:
-    from .catalog import Catalog, Implementation
+    from .operator import Operator
     from .workload import Workload
 
 Execution: TypeAlias = Literal[
@@ -219,12 +220,44 @@ def builtin(providers: Iterable[str]) -> tuple[System, ...]:
     return (*plain, *compiled)
 
 
+class Stock(Protocol):
+    """What systems take their parts from: a catalog, which knows systems and is not known here."""
+
+    @property
+    def parts(self) -> tuple[Implementation, ...]:
+        """Implementations that a file has."""
+        ...
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """Models by name."""
+        ...
+
+    @property
+    def systems(self) -> tuple[System, ...]:
+        """Those that a plan names."""
+        ...
+
+    @property
+    def code(self) -> Mapping[str, str]:
+        """Folders of other commits' kernels and baselines, by root's folder."""
+        ...
+
+    def operator(self, name: str) -> Operator:
+        """The operator of that name. Raises `InputError` where there is none."""
+        ...
+
+    def of_operator(self, operator: str) -> tuple[Implementation, ...]:
+        """The implementations of one operator."""
+        ...
+
+
 @dataclass(frozen=True)
 class Assembly:
-    """A system with the catalog that its parts come from: what a workload makes its program of."""
+    """A system with what its parts come from: what a workload makes its program of."""
 
     system: System
-    catalog: Catalog
+    catalog: Stock
     heard: Callable[[int], None] | None = None
     """Told how many operations each product of 8 bits by `fp8_matmul` is."""
 
@@ -465,13 +498,11 @@ ANYWHERE = ("eager",)
 """Executions that are compared on a CPU too; there compiling a step takes minutes, and a CPU has no launches."""
 
 
-def implementations(workload: Workload, catalog: Catalog) -> Iterator[Implementation]:
+def implementations(workload: Workload, catalog: Stock) -> Iterator[Implementation]:
     """The systems of a catalog as implementations of a workload.
 
     Raises `InputError` for a base or a part that nobody has.
     """
-    from .catalog import Implementation
-
     assert workload.assemble is not None, workload.name
     by_provider: dict[str, list[Implementation]] = {}
     for x in catalog.parts:
@@ -503,7 +534,7 @@ def implementations(workload: Workload, catalog: Catalog) -> Iterator[Implementa
         )
 
 
-def _all_parts(catalog: Catalog) -> Iterator[Part]:
+def _all_parts(catalog: Stock) -> Iterator[Part]:
     """The parts of every model, for the least of inputs."""
     for model in catalog.models.values():
         for configuration in model.configurations.values():
@@ -514,7 +545,7 @@ def _factory(assembly: Assembly, assemble: Callable[[Case, Assembly], Any]) -> C
     return lambda case: assemble(case, assembly)
 
 
-def _named(catalog: Catalog, what: str, name: str) -> Implementation:
+def _named(catalog: Stock, what: str, name: str) -> Implementation:
     """The implementation that a table names for a part or an operator."""
     operators = {what, *(x.operator for x in _all_parts(catalog) if x.name == what)}
     if what == OPTIMIZER:

@@ -9,8 +9,9 @@ import msgspec
 
 from ..registry.errors import InputError, unknown
 from ..registry.store.record import EAGER, YARDSTICK, Case, DeviceKind, Exchange
-from .catalog import Catalog, Implementation
+from .catalog import Catalog
 from .definition import Option
+from .implementation import Implementation
 from .measure.stopping import Sampling
 from .model import Chosen, Part, chosen
 from .system import OPTIMIZER, Assembly, System, builtin

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from kernelmark.kernels.collective._peers import Peers
 from kernelmark.suite.measure.ranks import LOOPBACK, join
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Quiet:
@@ -66,6 +67,16 @@ def _rank(rank, world, port, listener, writer, function, arguments) -> int:
     with open(writer, "wb") as pipe:
         pickle.dump(said, pipe)
     return 0
+
+
+class Sent(TorchDispatchMode):
+    """How often processes spoke to one another."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        self.count += function.namespace == "c10d"
+        return function(*given, **(named or {}))
 
 
 def places(world, size):

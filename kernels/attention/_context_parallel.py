@@ -56,6 +56,14 @@ class Arriving(Protocol):
         """All has been waited for."""
         ...
 
+    def give_back(
+        self, dk: torch.Tensor, dv: torch.Tensor, length: int
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+        """Adds up all ranks' gradients in the first keys of the sequence, each (B, Hkv, chunks·L, D), beside what
+        is queued next; what is given waits for those in a rank's own two chunks.
+        """
+        ...
+
 
 class AtOnce:
     """By one collective of the default process group."""
@@ -72,6 +80,47 @@ class AtOnce:
 
     def end(self) -> None:
         """Nothing is left."""
+
+    def give_back(
+        self, dk: torch.Tensor, dv: torch.Tensor, length: int
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+        return scattered(dk, dv, length)
+
+
+class Brought:
+    """K and V as another way brought them to its first call, again and again; nothing is sent after that, and
+    gradients in other ranks' keys stay here. What computes so computes as much as with communication.
+    """
+
+    def __init__(self, first: Arriving) -> None:
+        self._first = first
+        self._whole: torch.Tensor | None = None
+
+    def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
+        if self._whole is None:
+            self._whole = self._first.start(k, v, mask)
+            self._first.wait(2 * dist.get_world_size())
+            self._first.end()
+        return self._whole
+
+    def wait(self, chunks: int) -> None:
+        """They are there."""
+
+    def end(self) -> None:
+        """Nothing is left."""
+
+    def give_back(
+        self, dk: torch.Tensor, dv: torch.Tensor, length: int
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+        """This rank's part alone of the gradients in its two chunks."""
+        shape = (*dk.shape[:2], length, dk.shape[3])
+
+        def own(x: torch.Tensor) -> torch.Tensor:
+            chunks = x.split(length, 2)
+            numbers = chunks_of(dist.get_rank(), dist.get_world_size())
+            return torch.cat([chunks[i] if i < len(chunks) else x.new_zeros(shape) for i in numbers], 2)
+
+        return lambda: (own(dk), own(dv))
 
 
 def gathered(
@@ -124,17 +173,17 @@ class _Gathered(torch.autograd.Function):
                 levels.append(attention.forward(to, own, *whole[..., : (number + 1) * length, :], mask))
         arriving.end()
         ctx.save_for_backward(q, k, v, whole, out, *levels)
-        ctx.given = mask, attention
+        ctx.given = mask, attention, arriving
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]  # theirs takes *grads
         q, k, v, whole, out, *levels = ctx.saved_tensors
-        mask, attention = ctx.given
+        mask, attention, arriving = ctx.given
         length = _chunk(q)
         if mask == "full":
             dq, dk, dv = attention.backward(grad, q, whole[0], whole[1], out, levels[0], mask)
-            return dq, *_scatter(dk, dv, length)(), None, None, None
+            return dq, *arriving.give_back(dk, dv, length)(), None, None, None
         # First each chunk with all keys before it: as many scores on every rank, so that none waits for another.
         # The late chunk sees all that the early one does.
         before: list[torch.Tensor | None] = [None, None]
@@ -148,14 +197,14 @@ class _Gathered(torch.autograd.Function):
                 for total, more in zip(sums, found, strict=False):
                     total[:, :, : number * length] += more
                 sums = sums or tuple(found)
-        scattered = _scatter(*sums, length)
+        given_back = arriving.give_back(*sums, length)
         # Then, while these are added up, both chunks with themselves, in one call.
         given = (*(_as_batches(x, length) for x in (grad, q, k, v, out)), torch.stack(levels, 1).flatten(0, 1))
         dq, dk, dv = (_as_one(x) for x in attention.backward(*given, mask))
         for half, part in enumerate(before):
             if part is not None:
                 dq[:, :, half * length : (half + 1) * length] += part
-        return dq, *(x + y for x, y in zip((dk, dv), scattered(), strict=True)), None, None, None
+        return dq, *(x + y for x, y in zip((dk, dv), given_back(), strict=True)), None, None, None
 
 
 def _as_batches(x: torch.Tensor, length: int) -> torch.Tensor:
@@ -168,10 +217,8 @@ def _as_one(x: torch.Tensor) -> torch.Tensor:
     return x.unflatten(0, (-1, 2)).movedim(1, 2).flatten(2, 3)
 
 
-def _scatter(dk: torch.Tensor, dv: torch.Tensor, length: int) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    """Adds up all ranks' gradients in the first keys of the sequence, each (B, Hkv, chunks·L, D), beside what is
-    queued next; what is given waits for those in a rank's own two chunks.
-    """
+def scattered(dk: torch.Tensor, dv: torch.Tensor, length: int) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """`Arriving.give_back` by one reduce-scatter of the default process group."""
     world = dist.get_world_size()
     parts = dk.new_empty((world, 2, *dk.shape[:2], 2 * length, dk.shape[3]))
     for rank in range(world):
@@ -192,23 +239,45 @@ def _scatter(dk: torch.Tensor, dv: torch.Tensor, length: int) -> Callable[[], tu
     return wait
 
 
-def ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, attention: Attention) -> torch.Tensor:
+Send = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+"""Sends to the next rank; what is given waits for what the one before sends."""
+
+
+def ring(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: str,
+    attention: Attention,
+    send: Send | None = None,
+) -> torch.Tensor:
     """As `gathered`, with K and V going round. Raises ValueError for an odd length."""
     _chunk(q)
-    out: torch.Tensor = _Ring.apply(q, k, v, mask, attention)
+    out: torch.Tensor = _Ring.apply(q, k, v, mask, attention, send or _send_on)
     return out
+
+
+def stay(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What is called for sending, and sends nothing: a rank's own keys stand for those of others."""
+    return lambda: tensor
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, attention: Attention
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: str,
+        attention: Attention,
+        send: Send,
     ) -> torch.Tensor:
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         level = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
         travelling = torch.stack((k, v))
         for step in range(dist.get_world_size()):
-            arriving = _send_on(travelling) if step + 1 < dist.get_world_size() else None
+            arriving = send(travelling) if step + 1 < dist.get_world_size() else None
             for rows, keys, part in _visible(step, q.shape[2] // 2, mask):
                 found = torch.empty_like(q[:, :, rows], memory_format=torch.contiguous_format)
                 lse = attention.forward(found, q[:, :, rows], *travelling[:, :, :, keys], part)
@@ -218,18 +287,18 @@ class _Ring(torch.autograd.Function):
                 travelling = arriving()
         result = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, result, level)
-        ctx.given = mask, attention
+        ctx.given = mask, attention, send
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]  # theirs takes *grads
         q, k, v, result, level = ctx.saved_tensors
-        mask, attention = ctx.given
+        mask, attention, send = ctx.given
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         travelling = torch.stack((k, v))
         owed = torch.zeros(travelling.shape, dtype=torch.float32, device=q.device)
         for step in range(dist.get_world_size()):
-            arriving = _send_on(travelling) if step + 1 < dist.get_world_size() else None
+            arriving = send(travelling) if step + 1 < dist.get_world_size() else None
             for rows, keys, part in _visible(step, q.shape[2] // 2, mask):
                 own = (x[:, :, rows] for x in (result, level))
                 given = grad[:, :, rows], q[:, :, rows], *travelling[:, :, :, keys], *own
@@ -238,14 +307,13 @@ class _Ring(torch.autograd.Function):
                 owed[0][:, :, keys] += found[1]
                 owed[1][:, :, keys] += found[2]
             # Gradients go round with their keys and come home with the last step.
-            owed = _send_on(owed)()
+            owed = send(owed)()
             if arriving is not None:
                 travelling = arriving()
-        return dq.to(q.dtype), owed[0].to(k.dtype), owed[1].to(v.dtype), None, None
+        return dq.to(q.dtype), owed[0].to(k.dtype), owed[1].to(v.dtype), None, None, None
 
 
 def _send_on(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Sends to the next rank; what is given waits for what the one before sends."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if world == 1:
         return lambda: tensor

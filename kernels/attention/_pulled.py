@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..collective._peers import Peers
-from ._context_parallel import chunks_of
+from ._context_parallel import chunks_of, scattered
 
 FIRST, REST = 1, 2
 """Copies beside one another, in the order in which they are needed."""
@@ -78,3 +80,8 @@ class Pulled:
 
     def end(self) -> None:
         self._peers.meet(1)  # all have pulled: the next call may lay its own
+
+    def give_back(
+        self, dk: torch.Tensor, dv: torch.Tensor, length: int
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+        return scattered(dk, dv, length)

@@ -6,14 +6,16 @@ added up over ranks while those of each chunk with itself are computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 
 from ..collective._peers import Peers
-from ..collective._symmetric import buffer_bytes
-from ._context_parallel import Attention, gathered, ring
+from ..collective._symmetric import shares
+from ._context_parallel import Attention, Brought, gathered, ring, stay
 from ._pulled import Pulled, shared_bytes
 from .attention import attention, attention_gradients, attention_into
 
@@ -31,23 +33,28 @@ def attention_context_parallel(
     """
     if dist.get_world_size() == 1:
         return attention(q, k, v, mask)
-    kept = _kept(q, k, v)
-    peers = Peers.of(dist.group.WORLD, k.device, shared_bytes(k, dist.get_world_size(), kept))
-    return gathered(q, k, v, mask, PARTIAL, Pulled(peers, kept))
+    return gathered(q, k, v, mask, PARTIAL, _pulled(q, k, v))
 
 
-def _kept(*inputs: torch.Tensor) -> bool:
-    """Whether a backward pass may come."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+def _pulled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Pulled:
+    kept = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))  # a backward pass may come
+    return Pulled(Peers.of(dist.group.WORLD, k.device, shared_bytes(k, dist.get_world_size(), kept)), kept)
 
 
-def shared(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> int:
-    """Bytes of each rank's memory that all can read and write in such a call."""
-    world = dist.get_world_size()
-    return 0 if world == 1 else buffer_bytes(world, 1, shared_bytes(k, world, _kept(q, k, v)), 1)
+def local() -> Callable[..., torch.Tensor]:
+    """A call of the same that sends nothing but in its first call."""
+    brought: list[Brought] = []
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
+        if not brought:
+            brought.append(Brought(_pulled(q, k, v)))
+        return gathered(q, k, v, mask, PARTIAL, brought[0])
+
+    return call
 
 
-attention_context_parallel.shared = shared  # type: ignore[attr-defined]  # what the harness asks for its memory
+attention_context_parallel.local = local  # type: ignore[attr-defined]  # the same without communication
+shares(attention_context_parallel)
 
 
 def attention_context_parallel_ring(
@@ -57,3 +64,6 @@ def attention_context_parallel_ring(
     if dist.get_world_size() == 1:
         raise NotImplementedError("one rank has nobody to send to: `kernelmark` is that case")
     return ring(q, k, v, mask, PARTIAL)
+
+
+attention_context_parallel_ring.local = lambda: partial(ring, attention=PARTIAL, send=stay)  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ Multicast and in-switch reduction are not used, ever.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -73,7 +74,8 @@ def symmetric(group: Any, device: torch.device, programs: int, size: int, halves
     """The memory of a group for launches of so many programs, with at least `size` bytes a half; with one half,
     the smallest that is there already.
 
-    All ranks must ask for the same in the same order. What is outgrown stays, as a captured graph may use it.
+    All ranks must ask for the same in the same order. What is outgrown stays until all is given up (`forget`), as
+    a captured graph may use it.
     Raises RuntimeError in a capture before the first call outside of one.
     """
     import torch.distributed._symmetric_memory as memory
@@ -98,6 +100,24 @@ def symmetric(group: Any, device: torch.device, programs: int, size: int, halves
         dist.barrier(group)  # nobody sets a flag that is zeroed afterwards
         peers = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=device)
         return _known.setdefault(key, Symmetric(peers, rank, world, programs, capacity, buffer, handle))
+
+
+def taken(**inputs: Any) -> int:
+    """Bytes of this rank's memory that its peers can read and write now; what a call is given does not matter."""
+    with _lock:
+        return sum(x.buffer.numel() for x in _known.values())
+
+
+def forget() -> None:
+    """Gives that memory up. No rank may have a call of it under way, nor replay a graph of one."""
+    with _lock:
+        _known.clear()
+
+
+def shares(*calls: Callable[..., Any]) -> None:
+    """Lets the harness ask of these how much memory peers can read, and to give it up."""
+    for call in calls:
+        call.shared, call.forget = taken, forget  # type: ignore[attr-defined]
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from .._common import FLOATING, check
 from ._peers import Peers
+from ._symmetric import shares
 
 
 def all_gather_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -28,6 +29,9 @@ def all_gather_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     if dist.get_world_size() == 1:
         return torch.mm(a, w)
     return gathered_product(a, w, Peers.of(dist.group.WORLD, a.device, a.numel() * a.element_size()))
+
+
+shares(all_gather_matmul)
 
 
 def gathered_product(a: torch.Tensor, w: torch.Tensor, peers: Peers) -> torch.Tensor:

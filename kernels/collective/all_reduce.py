@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from .._common import FLOATING, INTERPRETED, cdiv, check, choice
-from ._symmetric import PHASES, Symmetric, base, begin, meet, symmetric
+from ._symmetric import PHASES, Symmetric, base, begin, meet, shares, symmetric
 
 ONE_SHOT_BYTES = 256 << 10
 """Up to here one-shot, of four GPUs; more of fewer, as each byte comes from fewer peers."""
@@ -52,6 +52,9 @@ def all_reduce(x: torch.Tensor, place: str = "out") -> torch.Tensor:
         return out
     shared = symmetric(group, x.device, FEW if size <= FEW_BYTES else MANY, size)
     return reduce(x, out, shared, 1.0 / world if place == "in" else 1.0)
+
+
+shares(all_reduce)
 
 
 def reduce(x: torch.Tensor, out: torch.Tensor, shared: Symmetric, scale: float) -> torch.Tensor:

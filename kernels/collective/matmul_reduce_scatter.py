@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from .._common import FLOATING, check
 from ._peers import Peers
+from ._symmetric import shares
 
 
 def matmul_reduce_scatter(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -31,6 +32,9 @@ def matmul_reduce_scatter(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return scattered_product(
         a, w, Peers.of(dist.group.WORLD, a.device, a.shape[0] * w.shape[1] * a.element_size())
     )
+
+
+shares(matmul_reduce_scatter)
 
 
 def scattered_product(a: torch.Tensor, w: torch.Tensor, peers: Peers) -> torch.Tensor:

@@ -20,6 +20,7 @@ import msgspec
 
 from ..errors import KernelmarkError
 from ..store.journal import Journal
+from ..store.metric import EACH
 from ..store.record import GPUS, YARDSTICK, Key
 from .rows import Row, rows
 
@@ -80,21 +81,52 @@ def efficiencies(rows: Iterable[Row]) -> tuple[Scaled, ...]:
     """Every row of one run that has a time on several GPUs, where the run has one of the same `work` on one GPU,
     by the same operator or by one that this one's name begins with (`attention` of `attention_context_parallel`).
     That one may have axes and options which this one lacks: names of cases leave their defaults out.
+
+    Of an implementation that each of as many GPUs, or more, computed the whole by, the time is the slowest GPU's.
     """
     timed = [x for x in rows if x.provider != YARDSTICK and _timed(x)]
     alone: dict[object, list[Row]] = {}
     for x in timed:
-        if x.axes.get(GPUS, 1) == 1:
+        if x.axes.get(GPUS, 1) == 1 or by_each(x):
             alone.setdefault(work(x), []).append(x)
             alone.setdefault(_named(x), []).append(x)
     found = []
     for row in timed:
-        if row.axes.get(GPUS, 1) > 1:
+        if row.axes.get(GPUS, 1) > 1 and not by_each(row):
             same = (*alone.get(work(row), ()), *alone.get(_named(row), ()))
-            one = [x for x in same if f"{row.operator}_".startswith(f"{x.operator}_")]
+            one = _ones([x for x in same if f"{row.operator}_".startswith(f"{x.operator}_")], row.axes[GPUS])
             if one:
                 found.append(Scaled(row, min(one, key=_value)))
     return tuple(found)
+
+
+def by_each(row: Row) -> bool:
+    """Whether each of its GPUs computed the whole."""
+    return EACH.name in row.metrics
+
+
+def _ones(found: Iterable[Row], world: int) -> list[Row]:
+    """One-GPU rows of each implementation: of those that each of `world` GPUs has a time of the one of the fewest,
+    its value the slowest GPU's; else the row of one GPU.
+    """
+    known: dict[object, Row] = {}
+    for x in sorted(found, key=lambda x: x.axes.get(GPUS, 1), reverse=True):
+        name = x.operator, x.implementation
+        if x.axes.get(GPUS, 1) >= world and by_each(x):
+            known[name] = msgspec.structs.replace(x, metrics={**x.metrics, x.primary: x.metrics[EACH.name]})
+        elif x.axes.get(GPUS, 1) == 1:
+            known.setdefault(name, x)
+    return list(known.values())
+
+
+def each_gpu(journal: Journal) -> Mapping[Key, tuple[float, ...]]:
+    """Of rows whose GPUs each computed the whole, every GPU's time in ms by rank: the median over processes."""
+    found: dict[Key, list[tuple[float, ...]]] = {}
+    for record in journal.records:
+        if record.measurement is not None and (samples := record.measurement.samples.get(EACH.name)):
+            found.setdefault(record.identity, []).append(samples)
+    # As many in each process, or the journal is somebody's who may write anything.
+    return {key: tuple(map(median, zip(*all_, strict=False))) for key, all_ in found.items()}
 
 
 def strong_besides(rows: Iterable[Row]) -> tuple[Scaled, ...]:

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from .. import figures
 from ..analysis.scaling import Scaled, efficiencies
+from ..store.metric import EACH
 from ..store.record import GPUS, Key
 from ..views.canvas import Canvas, linear_axis, log_axis
 from ..views.charts import WIDTH
@@ -64,7 +65,7 @@ def _of_run(found: Sequence[Measured]) -> Iterator[Step]:
     facts = {fact.identity: fact for _, fact in found}
     scaled = {x.row.identity: x for x in efficiencies(x.row() for x in facts.values())}
     for run, fact in found:
-        if fact.axes.get(GPUS, 1) > 1:
+        if fact.axes.get(GPUS, 1) > 1 and EACH.name not in fact.metrics:
             known = scaled.get(fact.identity)
             yield Step(run, fact, facts[known.one.identity], known) if known else Step(run, fact)
 

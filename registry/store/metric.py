@@ -194,8 +194,25 @@ HELD = Metric(
     "peers can read or write of its memory where the implementation says how much that is. Without the device's "
     "context, the buffers of NCCL and what the harness keeps for its checks.",
 )
-RANK_METRICS: tuple[Metric, ...] = (RANK_LATENCY, SPREAD, HELD)
+EXPOSED = Metric(
+    "exposed_communication",
+    "ms",
+    about="What a call or a step takes longer than the same without what is sent and received: communication that "
+    "nothing hides. Only where it can be left out.",
+)
+RANK_METRICS: tuple[Metric, ...] = (RANK_LATENCY, SPREAD, HELD, EXPOSED)
 """What is measured besides of a case on several GPUs."""
+
+EACH = Metric(
+    "each_gpu",
+    "ms",
+    summary="maximum",
+    label="slowest GPU",
+    about="Of a case that every GPU computes whole, at once with the others: the median of each, rank after rank. "
+    "Its value is the slowest one's, which is what several GPUs that share the work are held against.",
+)
+EACH_METRICS: tuple[Metric, ...] = (RANK_LATENCY, SPREAD, EACH)
+"""What is measured besides where a case may be computed whole by each of several GPUs."""
 
 POWER = Metric(
     "power",

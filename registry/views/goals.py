@@ -15,7 +15,7 @@ from .. import figures
 from ..analysis.peers import peers
 from ..analysis.repeated import said
 from ..analysis.rows import Row, rows
-from ..analysis.scaling import efficiencies
+from ..analysis.scaling import by_each, efficiencies
 from ..analysis.statistics import geometric_mean
 from ..escape import markdown
 from ..store.journal import Journal
@@ -143,6 +143,7 @@ def _longest(journal: Journal, found: Sequence[Row]) -> Found | None:
         x
         for x in found
         if "attention" in x.operator and x.provider == PROVIDER and x.value() is not None and GPUS in x.axes
+        if not by_each(x)
     ]
     row = max(known, key=lambda x: x.axes.get("S", 0), default=None)
     if row is None:

@@ -6,7 +6,9 @@ from collections.abc import Collection
 
 from .. import figures
 from ..analysis.rows import Row
-from ..analysis.scaling import Scaled, efficiencies, strong_besides
+from ..analysis.scaling import Scaled, by_each, each_gpu, efficiencies, strong_besides
+from ..store.journal import Journal
+from ..store.record import GPUS
 from .table import Column, Table
 
 HEADINGS = ("case", "implementation", "GPUs", "scaling", "time ms", "one GPU ms", "by", "efficiency")
@@ -35,6 +37,19 @@ def cells(x: Scaled) -> tuple[str, ...]:
         x.kind,
         f"{x.value:.4g}",
         f"{x.alone:.4g}",
-        x.one.implementation,
+        x.one.implementation + (f", slowest of {x.one.axes[GPUS]} GPUs" if by_each(x.one) else ""),
         figures.percent(x.efficiency, 1),
     )
+
+
+def each_table(journal: Journal) -> Table | None:
+    """The one-GPU times that were taken on each of several GPUs, the slowest named; None where there is none."""
+    found = each_gpu(journal)
+    if not found:
+        return None
+    headings = ("case", "implementation", "slowest", "each GPU's ms, by rank")
+    table = Table([Column(x, number=False, folds=20 if x == "case" else 0) for x in headings], "one GPU")
+    for key, times in sorted(found.items()):
+        slowest = f"rank {times.index(max(times))} of {len(times)}"
+        table.add(f"{key.operator} {key.case}", key.implementation, slowest, ", ".join(f"{x:.4g}" for x in times))
+    return table

@@ -15,7 +15,7 @@ from .convergence_table import convergence_table
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, columns, groups
 from .own_step_table import own_step_table
-from .scaling_table import scaling_table
+from .scaling_table import each_table, scaling_table
 from .table import Block, Column, Line, Page, Table, Text, line
 from .worth_table import worth_table
 
@@ -56,6 +56,8 @@ def run_table(journal: Journal, selection: Selection = EVERYTHING, repeated: str
         page += [line(""), *converged]
     if scaled := scaling_table(found):
         page += [line(""), scaled]
+    if selection.everything and (each := each_table(journal)):
+        page += [line(""), each]
     if lost := summary.failures(found):
         page += [line(""), line("Skipped or failed", style="bold")]
         page += [_failure(x) for x in lost[:MOST_REASONS]]

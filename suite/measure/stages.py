@@ -13,9 +13,11 @@ from typing import Any, cast
 from ...registry.store.metric import (
     BACK_TO_BACK,
     CONVERSION,
+    EACH,
     ENERGY,
     ERROR,
     ERROR_UNQUANTIZED,
+    EXPOSED,
     HELD,
     LATENCY,
     LAUNCH,
@@ -112,7 +114,19 @@ class Trial:
                 held.enter_context(pinned(namespace, self.pinned))
                 call = self.bench.call(loaded)
                 self._untouched()
-            return self._built(loaded, call)
+            measured = self._built(loaded, call)
+            self._forget(loaded)
+            return measured
+
+    def _forget(self, loaded: Callable[..., Any]) -> None:
+        """Has an implementation give up memory that it shares with its peers, which the next one may need: once
+        all are here, and no device computes on it any more.
+        """
+        if (forget := getattr(loaded, "forget", None)) is not None:
+            self.device.synchronize()
+            with self.bench.group.together():
+                """All ranks are here."""
+            forget()
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -123,7 +137,6 @@ class Trial:
     def _built(self, loaded: Callable[..., Any], call: Callable[[], Any]) -> Measurement:
         """The stages after building."""
         stage = self._stage
-        self.shared = self.bench.shared(loaded)
         with stage("verify"), self.bench.known():
             error = self.verify(call) if self.gated else None
         with stage("warm up"):
@@ -138,6 +151,7 @@ class Trial:
             self._settle()
             launches = wall_ms(self.device, call, LAUNCHES, LAUNCHES_S)
             conversion = self.conversion(timer, self.bench.conversion(loaded))
+            exposed = self.exposed(timer, loaded, samples)
             joules = self.joules(call, median(samples))
             code = self.code(call)
         with stage("verify"):
@@ -145,10 +159,13 @@ class Trial:
                 with self.bench.known():
                     self.verify_again(call)
             if fresh is not None:
-                fresh.check(call, self.bench.operator.tolerances[self.bench.case.dtype])
+                fresh.check(call, self.bench.tolerance)
             self._untouched()
         with stage("summarize"):
             tuning = autotuned(vars(sys.modules[loaded.__module__])) if self.tuned else {}
+            self.shared = self.bench.shared(loaded)
+            if exposed is not None:
+                self.measured[EXPOSED.name] = exposed
             return self.summarize(call, timer, samples, watch, launches, conversion, error, tuning, joules, code)
 
     def verify(self, call: Callable[[], Any]) -> float:
@@ -165,7 +182,7 @@ class Trial:
         self.device.synchronize()
         if bench.changed(outputs):
             raise Incorrect("it changed its inputs")
-        error = deviation(outputs, bench.references, bench.operator.tolerances[bench.case.dtype])
+        error = deviation(outputs, bench.references, bench.tolerance)
         if (unquantized := bench.unquantized()) is not None:
             self.measured[ERROR_UNQUANTIZED.name] = distance(outputs, unquantized)
         for metric, measure in bench.operator.measures.items():
@@ -176,7 +193,7 @@ class Trial:
     def verify_again(self, call: Callable[[], Any]) -> None:
         """After timing: other inputs must still give another answer, the true ones the right one."""
         bench = self.bench
-        tolerance = bench.operator.tolerances[bench.case.dtype]
+        tolerance = bench.tolerance
         with bench.group.together():
             bench.hold_finite()
         bench.lay_doubled()
@@ -275,6 +292,28 @@ class Trial:
         # A graph's time has its flushes' taken off: of a conversion that launches nothing, noise about 0 is left.
         return max(0.0, median(samples))
 
+    def exposed(self, timer: Timer, loaded: Callable[..., Any], samples: Sequence[float]) -> float | None:
+        """How much longer a call took than the same without communication, in milliseconds, by a timer of the same
+        kind, of the slowest rank either way. None where the implementation cannot leave it out.
+        """
+        group, local = self.bench.group, getattr(loaded, "local", None)
+        if local is None or group.size == 1:
+            return None
+        still = self.bench.call(local())
+        still()  # the first may bring what the others compute on
+        own: Timer | None = None
+        with contextlib.suppress(TimerUnavailable):
+            own = self.device.timer(self.bench.case, self.cache, still, cast(TimerName, timer.name))
+        everywhere = all(group.every(own is not None))
+        if own is None or not everywhere:
+            return None
+        own.sample(still)
+        alone: list[float] = []
+        begin = time.monotonic()
+        while not group.agreed(finished(alone, time.monotonic() - begin, self.sampling)):
+            alone += largest(group, own.sample(still))[0]
+        return max(0.0, median(samples) - median(alone))
+
     def joules(self, call: Callable[[], Any], latency_ms: float) -> list[energy.Energy]:
         """The energy of a call as each rank's board counts it; nothing where it is not asked for, or not there."""
         group, nvml = self.bench.group, self.device.nvml
@@ -337,9 +376,11 @@ class Trial:
             metric.name: rounded(rate(self.bench.case, x) for x in samples)
             for metric, rate in operator.rates.items()
         }
-        if operator.distributed:
+        if operator.distributed or group.size > 1:
             found[RANK_LATENCY.name] = rounded(x for ranks in self.by_rank for x in ranks)
             found[SPREAD.name] = rounded(1 - min(ranks) / max(ranks) for ranks in self.by_rank)
+        if group.size > 1 and not operator.distributed:
+            found[EACH.name] = rounded(map(median, zip(*self.by_rank, strict=True)))
         return Measurement(
             samples={name: values for name, values in found.items() if values},
             timer=timer.name,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...registry.store.record import Case, Pass
-from ..operator import Inputs, Operator
+from ..operator import Inputs, Operator, Tolerance
 from .group import ALONE, Group
 from .verify import Incorrect, flat
 
@@ -107,6 +107,13 @@ class Workbench:
             seed=seed, known_gradients=known,
         )  # fmt: skip
 
+    @property
+    def tolerance(self) -> Tolerance:
+        """How far an answer may be off."""
+        found = self.operator.tolerance(self.case)
+        assert found is not None, self.case.dtype
+        return found
+
     def lay(self, contents: list[torch.Tensor]) -> None:
         """Copies contents into the memory that calls read."""
         import torch
@@ -183,11 +190,17 @@ class Workbench:
         """Whether a call wrote to its inputs, other than these results of it to where the operator allows it."""
         import torch
 
-        allowed = {x.data_ptr() for x in self.updated()} & {x.data_ptr() for x in results}
-        return any(
-            target.data_ptr() not in allowed and not torch.equal(_bits(target.detach()), _bits(value))
-            for target, value in zip(self.varied, self.values, strict=True)
-        )
+        updated = {x.data_ptr() for x in self.updated()}
+        allowed = updated & {x.data_ptr() for x in results}
+
+        def same(target: torch.Tensor, value: torch.Tensor) -> bool:
+            if target.data_ptr() in allowed and not any(_within(x, target) for x in results):
+                return True
+            if target.data_ptr() in updated:
+                value = _overwritten(value, target, results)
+            return torch.equal(_bits(target.detach()), _bits(value))
+
+        return not all(map(same, self.varied, self.values))
 
     def hold_finite(self) -> None:
         """Raises `Incorrect` unless what calls update in place holds numbers still, after however many calls."""
@@ -244,7 +257,7 @@ class Workbench:
         import torch
 
         convert = getattr(implementation, "conversion", None)
-        if convert is None or self.case.pass_ != "forward" or self.operator.distributed:
+        if convert is None or self.case.pass_ != "forward" or self.group.size > 1:
             return None
         inputs = self.inputs
 
@@ -324,6 +337,24 @@ def _known(operator: Operator, case: Case, answer: list[torch.Tensor], rank: int
     outputs = len(answer) - len(operator.gradients)
     whole = (None,) * outputs + tuple(x not in sampled.like_output for x in operator.gradients)
     return [x if kept else sampled.rows(x, case, rank) for x, kept in zip(answer, whole, strict=True)]
+
+
+def _within(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a tensor is a part of another's memory, and not all of it."""
+    begin, end = whole.data_ptr(), whole.data_ptr() + whole.numel() * whole.element_size()
+    own = part.data_ptr(), part.data_ptr() + part.numel() * part.element_size()
+    contiguous = part.is_contiguous() and whole.is_contiguous() and part.dtype == whole.dtype
+    return contiguous and begin <= own[0] and own[1] <= end and part.numel() < whole.numel()
+
+
+def _overwritten(value: torch.Tensor, target: torch.Tensor, results: Sequence[torch.Tensor]) -> torch.Tensor:
+    """An input's value with the results that were written to a part of it."""
+    for x in results:
+        if _within(x, target):
+            at = (x.data_ptr() - target.data_ptr()) // target.element_size()
+            value = value.clone()
+            value.view(-1)[at : at + x.numel()] = x.detach().reshape(-1)
+    return value
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

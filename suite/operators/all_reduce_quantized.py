@@ -1,7 +1,8 @@
 """Sum over ranks of gradients that may be sent in fewer bits, with error feedback: what is lost comes back later.
 
 Seide et al. 2014; Karimireddy et al., arXiv 1901.09847. What an implementation sends is its own affair; what it
-says it lost must be what it lost.
+says it lost must be what it lost. `scheme` says what values are rounded to, with a scale for 128 of them: int8, or
+E4M3 (fp8), which has as many bytes, keeps small ones beside a large one, and rounds others coarser.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 ROUNDING = Tolerance(norm=0.02, absolute=0.1, relative=0.02)
 """Of int8 with a scale for 128 elements, twice: 0.0064 of a normal distribution's deviation each."""
 
+ROUNDING_FP8 = Tolerance(norm=0.06, absolute=0.2, relative=0.13)
+"""Of E4M3, twice: half a step is 2^-4 of a number at most, 0.026 of it in the root mean square."""
+
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
     """x (world, N) in the case's dtype and residual (world, N) in fp32, a row a rank."""
@@ -30,7 +34,12 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
     }
 
 
-def reference(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def in_fp8(inputs: Inputs, case: Case) -> Inputs:
+    """The same, and the scheme."""
+    return {**inputs, "scheme": "fp8"}
+
+
+def reference(x: torch.Tensor, residual: torch.Tensor, scheme: str = "int8") -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of the rows of x + residual, and x + residual: what a rank sent and what it kept make up."""
     total = x + residual
     return total.sum(0), total
@@ -53,13 +62,19 @@ OPERATOR = Operator(
     name="all_reduce_quantized",
     summary="Sum of gradients over ranks, sent in fewer bits with error feedback",
     axes=AXES,
+    options={"scheme": ("int8", "fp8")},
+    later={"scheme": "int8"},
+    variations={("scheme", "fp8"): in_fp8},
     inputs=inputs,
     reference=reference,
     results=results,
     bytes=lambda case: 2 * size(case) + 8 * case.axes["N"],
     flops=lambda case: 0,
     tolerances=dict.fromkeys(("bf16", "fp16", "fp32"), ROUNDING),
+    tolerances_of={("scheme", "fp8"): dict.fromkeys(("bf16", "fp16", "fp32"), ROUNDING_FP8)},
     rates=rates(2),
     sharding=Sharding(split=row, join=rows, part=part),
+    # `reference` took `scheme`, which changes nothing of it.
+    continues={"cb53840933aa": "ca4feb375746"},
     plans={},
 )

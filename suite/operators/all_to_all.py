@@ -1,4 +1,7 @@
-"""Every rank sends a share of its array to every other: rank r ends with all ranks' r-th shares, by rank."""
+"""Every rank sends a share of its array to every other: rank r ends with all ranks' r-th shares, by rank.
+
+Out of place alone: nccl-tests does not check it in place, and no library has it.
+"""
 
 from __future__ import annotations
 

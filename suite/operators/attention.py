@@ -115,6 +115,7 @@ OPERATOR = Operator(
     tokens=lambda case: case.axes["B"] * case.axes["S"],
     gradients=("q", "k", "v", "sinks"),
     stored_as="q",
+    each=True,
     tolerances={
         "bf16": Tolerance(norm=1e-2, absolute=8e-1, relative=5e-2),
         "fp16": Tolerance(norm=1.5e-3, absolute=1e-1, relative=8e-3),

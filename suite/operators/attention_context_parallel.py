@@ -182,6 +182,7 @@ OPERATOR = replace(
     flops=flops,
     exponentials=exponentials_of(flops),
     forms=("ring",),
+    each=False,
     sampled=Sampled(of=known_in_part, lay=in_place, rows=checked_rows, like_output=("q",)),
     sharding=Sharding(split=split, join=join, part=part),
     # The reference is shared now, and keeps no scores; it computes the same.

@@ -35,8 +35,9 @@ from ...registry.store.record import (
     Scalar,
     Status,
 )
-from ..catalog import Catalog, Implementation
+from ..catalog import Catalog
 from ..definition import Definition
+from ..implementation import Implementation
 from ..measure.device import Device, opened
 from ..measure.group import ALONE
 from ..measure.pristine import Pristine

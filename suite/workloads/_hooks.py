@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...registry.store.record import PROVIDER
-from ..catalog import Catalog
 from ..operator import torch_dtype
+from ..system import Stock
 from ._parallel import Ddp, Parallel, parallel
 from ._split import DIVIDED
 
@@ -79,7 +79,7 @@ class Int8(Ddp):
 
     gradients = "rounded"
 
-    def __init__(self, catalog: Catalog, world: int) -> None:
+    def __init__(self, catalog: Stock, world: int) -> None:
         super().__init__()
         self._catalog = catalog
         self._world = world
@@ -134,7 +134,7 @@ class Int8(Ddp):
         return float(next(self._module.parameters()).element_size() / (1 + 4 / GROUP))
 
 
-HOOKS: Mapping[str, Callable[[Catalog, int], Ddp]] = {
+HOOKS: Mapping[str, Callable[[Stock, int], Ddp]] = {
     "ddp_bf16": lambda catalog, world: Narrower("bfloat16"),
     "ddp_fp16": lambda catalog, world: Narrower("float16"),
     "ddp_powersgd": lambda catalog, world: PowerSgd(),
@@ -143,7 +143,7 @@ HOOKS: Mapping[str, Callable[[Catalog, int], Ddp]] = {
 """By the value of the option `parallel`."""
 
 
-def way(name: str, world: int, catalog: Catalog) -> Parallel:
+def way(name: str, world: int, catalog: Stock) -> Parallel:
     """By that value, of all ways. Raises NotImplementedError for several GPUs without a way, and one with one."""
     if name in HOOKS and world > 1:
         return HOOKS[name](catalog, world)

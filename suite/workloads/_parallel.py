@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -179,6 +178,8 @@ class Fsdp2(Single):
 
     def __init__(self) -> None:
         self._module: Any = None
+        self._whole: list[tuple[Any, Any]] = []
+        """Where nothing is sent, each parameter's own part and all of it."""
 
     def share(self, batch: torch.Tensor) -> torch.Tensor:
         return _own_batches(batch)
@@ -209,10 +210,60 @@ class Fsdp2(Single):
         return found
 
     def local(self) -> contextlib.AbstractContextManager[None]:
-        """In the place of what others send stands a rank's own part: numbers are wrong, and take as long. What all
-        wait for in clipping is sent still: one array of vectors' gradients, and one number.
-        """
-        return _unsent([y for x in (*self._module.layers, self._module) for y in _groups(x)])
+        """With all weights in every rank, gathered once, of whose gradients each keeps its part."""
+        self._fits()
+        return self._gathered()
+
+    def _fits(self) -> None:
+        """Raises NotImplementedError in all ranks where any has no room for all weights and their gradients."""
+        import torch
+        import torch.distributed as dist
+
+        params = list(self._module.parameters())
+        device = params[0].device
+        if device.type != "cuda":
+            return
+        needed = 2 * sum(x.numel() * x.element_size() for x in params)
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        room = torch.tensor(int(free > 1.1 * needed), device=device)
+        dist.all_reduce(room, dist.ReduceOp.MIN)
+        if not room:
+            raise NotImplementedError("all weights and gradients do not fit into one GPU")
+
+    @contextlib.contextmanager
+    def _gathered(self) -> Iterator[None]:
+        parts = (*self._module.layers, self._module)
+        sharded = dict(self._module.named_parameters())
+        for x in parts:
+            x.set_reshard_after_forward(False, recurse=False)
+            x.set_reshard_after_backward(False, recurse=False)
+            x.unshard()
+        whole = dict(self._module.named_parameters())
+        self._whole = [(x, whole[name]) for name, x in sharded.items() if whole[name] is not x]
+        try:
+            yield
+        finally:
+            self._whole = []
+            for x in parts:
+                x.set_reshard_after_forward(x is not self._module, recurse=False)
+                x.set_reshard_after_backward(True, recurse=False)
+                x.reshard()
+
+    @contextlib.contextmanager
+    def _own_gradients(self) -> Iterator[None]:
+        """Around a step's last micro-batch: each parameter's own part of the gradient."""
+        from torch.distributed.tensor import DTensor
+
+        yield
+        for own, whole in self._whole:
+            grad, mesh = whole.grad, own.device_mesh
+            chunks = grad.chunk(mesh.size())
+            part = chunks[mesh.get_local_rank()] if mesh.get_local_rank() < len(chunks) else grad[:0]
+            own.grad = DTensor.from_local(
+                part, mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+            )
+            whole.grad = None
 
     def sent(self, passes: int = 1) -> tuple[float, ...]:
         """Halves of all-reduces: of each layer's matrices two a pass, which gather them, and one for the gradient.
@@ -228,8 +279,8 @@ class Fsdp2(Single):
         return (*((passes + 0.5) * x for x in layers), (passes + 1) / 2 * rest + vectors)
 
     def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        self._module.set_requires_gradient_sync(last)
-        return contextlib.nullcontext()
+        self._module.set_requires_gradient_sync(last and not self._whole)
+        return self._own_gradients() if last and self._whole else contextlib.nullcontext()
 
     def clip(self, params: Sequence[Any], most: float) -> None:
         import torch
@@ -239,58 +290,17 @@ class Fsdp2(Single):
         vectors = [x.grad for x in params if self.own(x.grad) is x.grad]
         matrices = [x for x in grads if all(x is not y for y in vectors)]
         flat = torch.cat([x.reshape(-1) for x in vectors])
-        dist.all_reduce(flat.div_(dist.get_world_size()))
+        flat.div_(dist.get_world_size())
+        if not self._whole:
+            dist.all_reduce(flat)
         for x, mean in zip(vectors, flat.split([x.numel() for x in vectors]), strict=True):
             x.copy_(mean.view_as(x))
         if most:
             squares = torch.stack([x.float().square().sum() for x in matrices]).sum()
-            dist.all_reduce(squares)
+            if not self._whole:
+                dist.all_reduce(squares)
             norm = (squares + flat.float().square().sum()).sqrt()
             torch._foreach_mul_(grads, (most / (norm + 1e-6)).clamp(max=1.0))
-
-
-def _groups(part: Any) -> list[Any]:
-    """What FSDP2 gathers and scatters of a module. Raises NotImplementedError where its inside is another's."""
-    try:
-        groups = list(part._get_fsdp_state()._fsdp_param_groups)
-        if all(hasattr(x, "_all_gather_comm") and hasattr(x, "_reduce_scatter_comm") for x in groups):
-            return groups
-    except AttributeError:
-        pass
-    raise NotImplementedError("this PyTorch's FSDP2 sends in a way that cannot be left out")
-
-
-@contextlib.contextmanager
-def _unsent(groups: Sequence[Any]) -> Iterator[None]:
-    kept = [(x, x._all_gather_comm, x._reduce_scatter_comm) for x in groups]
-    for x in groups:
-        x._all_gather_comm, x._reduce_scatter_comm = _OwnPart(True), _OwnPart(False)
-    try:
-        yield
-    finally:
-        for x, gather, scatter in kept:
-            x._all_gather_comm, x._reduce_scatter_comm = gather, scatter
-
-
-@dataclass(frozen=True)
-class _OwnPart:
-    """Takes the place of a collective of FSDP2."""
-
-    gathers: bool
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        import torch
-
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, *rest: Any, **given: Any) -> None:
-        """Each part of what is gathered is the own one, and of what is scattered the first one."""
-        if self.gathers:
-            for part in output_tensor.view(-1, input_tensor.numel()):
-                if part.data_ptr() != input_tensor.data_ptr():  # the own part lies where it is gathered to
-                    part.copy_(input_tensor.view(-1))
-        else:
-            output_tensor.copy_(input_tensor.view(-1)[: output_tensor.numel()].view_as(output_tensor))
 
 
 def parallel(way: str, world: int) -> Parallel:

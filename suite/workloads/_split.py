@@ -241,6 +241,9 @@ class ContextParallel(Ddp):
         self._world = world
         self._keys = 0
         """Bytes of all ranks' K and V of a layer."""
+        self._attend: Callable[..., Any] | None = None
+        self._still: Callable[..., Any] | None = None
+        """Attention in place of that, which sends nothing."""
 
     def parts(
         self, assembly: Assembly, chosen: Chosen, B: int, S: int, dtype: str, device: str
@@ -248,7 +251,12 @@ class ContextParallel(Ddp):
         found = next(x for x in chosen.model.parts(chosen.configuration, B, S) if x.operator == "attention")
         axes = {**found.axes, "gpus": self._world}
         self._keys = 2 * B * S * axes["Hkv"] * axes["D"] * BYTES[dtype]
-        return {found.name: assembly.call(ATTENTION, ATTENTION, axes, found.options, dtype, device)}
+        self._attend = attend = assembly.call(ATTENTION, ATTENTION, axes, found.options, dtype, device)
+
+        def attention(*given: Any, **named: Any) -> Any:
+            return (self._still or attend)(*given, **named)
+
+        return {found.name: attention}
 
     def spread(self, module: Any) -> Any:
         if not hasattr(module, "cos"):
@@ -268,7 +276,20 @@ class ContextParallel(Ddp):
         return torch.cat((chunks[rank], chunks[2 * self._world - 1 - rank]), dim)
 
     def local(self) -> contextlib.AbstractContextManager[None]:
-        raise NotImplementedError("attention without the others' keys is another one")
+        """With keys of the others that came once; gradients stay with their rank."""
+        of = getattr(self._attend, "local", None)
+        if of is None:
+            raise NotImplementedError("this attention does not say how it computes without communication")
+        return self._within(of())
+
+    @contextlib.contextmanager
+    def _within(self, still: Callable[..., Any]) -> Iterator[None]:
+        self._still = still
+        try:
+            with super().local():
+                yield
+        finally:
+            self._still = None
 
     def sent(self, passes: int = 1) -> tuple[float, ...]:
         """Gradients as DDP's; and of each layer and pass K and V, gathered forward, and their gradients, scattered

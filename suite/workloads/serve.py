@@ -249,7 +249,6 @@ class PartsServes:
         import torch
 
         case, device = order.case, order.session.device
-        code = {str(x.folder): str(x.code) for x in self.assembly.catalog.roots if x.code is not None}
         spec = EngineSpec(
             system=msgspec.to_builtins(self.assembly.system),
             model=str(case.options["model"]),
@@ -260,7 +259,7 @@ class PartsServes:
             sequences=order.sequences,
             longest=order.load.longest,
             page=64 if device.kind == "cuda" else 16,
-            code=code,
+            code=dict(self.assembly.catalog.code),
             threads=torch.get_num_threads() if device.kind == "cpu" else None,
         )
         chosen = order.chosen

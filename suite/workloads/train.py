@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...registry.store.metric import HOST_PEAK, Equivalence, Metric, Ratio
+from ...registry.store.metric import EXPOSED, HOST_PEAK, Equivalence, Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..catalog import Catalog
 from ..definition import grid
@@ -109,12 +109,7 @@ METRICS = (
     ),
     Metric("peak_reserved", "B", across="maximum", about="Most bytes that the allocator held."),
     HOST_PEAK,
-    Metric(
-        "exposed_communication",
-        "ms",
-        about="What a step takes longer than without sending gradients: communication that nothing hides. Only of "
-        "ways that can leave it out.",
-    ),
+    EXPOSED,
     COMPRESSION,
     Metric(
         "sent",
@@ -526,7 +521,7 @@ class Program:
         if shared.rates is not None:
             found["limit_fraction"] = rounded([self.share * r.limit_ms(*shared.rates) / median(samples)])
         if (alone := self.window.alone()) is not None:
-            found["exposed_communication"] = rounded([max(0.0, median(samples) - median(alone))])
+            found[EXPOSED.name] = rounded([max(0.0, median(samples) - median(alone))])
         if self.spread is not None and (sent := self.spread.sent(r.accumulation)):
             found["sent"] = sent
             if (ratio := self.spread.ratio) is not None:

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from kernelmark.registry.store.record import Case, Measurement, Record
 from kernelmark.suite import budget
-from kernelmark.suite.catalog import Implementation
 from kernelmark.suite.estimate import BYTES_PER_S, CHECK_S, Cost, estimate
+from kernelmark.suite.implementation import Implementation
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.plan import Cell, Plan, order
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from kernelmark.registry.errors import InputError
-from kernelmark.suite import __version__, catalog, environments
+from kernelmark.suite import __version__, environments
 from kernelmark.suite.catalog import Catalog
 
 OWN = Catalog.default()
@@ -184,10 +184,10 @@ def test_what_is_missing_is_said(root, monkeypatch, tmp_path):
     install("no-such-distribution", "4.5")
     assert found["apart"].unavailable("cpu") is None
     assert found["apart"].version == "4.5"
-    assert catalog.interpreter("apart") == python
+    assert environments.interpreter("apart") == python
     monkeypatch.setenv("KERNELMARK_ENVIRONMENTS", str(tmp_path / "elsewhere"))
-    assert catalog.interpreter("apart") is None
-    assert catalog.interpreter("core") == Path(sys.executable)
+    assert environments.interpreter("apart") is None
+    assert environments.interpreter("core") == Path(sys.executable)
 
 
 @pytest.mark.parametrize(

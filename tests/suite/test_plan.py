@@ -14,7 +14,8 @@ from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.record import Case
 from kernelmark.registry.views.crossing import WIDTH
 from kernelmark.suite import plan as plans
-from kernelmark.suite.catalog import Catalog, Implementation
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.implementation import Implementation
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.plan import Cell, Drawn, order
 

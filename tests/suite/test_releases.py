@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import threading
+import traceback
 from datetime import date
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from urllib.error import HTTPError
 
 import pytest
 from kernelmark.registry.analysis.releases import Package, parse, releases
@@ -56,6 +62,56 @@ def test_every_library_is_asked_for_once() -> None:
     assert "https://index/simple/quack-kernels/" in seen
     assert "torch" not in found.packages
     assert parse(asking.text(found).encode()) == found
+
+
+class Index(BaseHTTPRequestHandler):
+    """Asks who it is, sends `/moved/` on to another host, and has nothing else."""
+
+    heard: ClassVar[list[tuple[str, str | None]]] = []
+    other: ClassVar[str] = ""
+
+    def do_GET(self) -> None:
+        self.heard.append((self.path, self.headers["Authorization"]))
+        moved = self.path.startswith("/simple/moved")
+        self.send_response(302 if moved else 401 if self.path.startswith("/simple/closed") else 200)
+        if moved:
+            self.send_header("Location", self.other)
+        self.end_headers()
+        self.wfile.write(b'{"files": []}')
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def test_a_password_is_for_its_index_and_in_nothing_that_is_written(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = server.server_address[1]
+    Index.other = f"http://localhost:{port}/elsewhere/"
+    listed = f"global.index-url='http://me:s%40cret@127.0.0.1:{port}/simple'"
+    answers = SimpleNamespace(stdout=listed)
+    monkeypatch.setattr(asking, "subprocess", SimpleNamespace(run=lambda *_, **__: answers))
+    said = "Basic " + base64.b64encode(b"me:s@cret").decode()
+    try:
+        monkeypatch.setattr(asking, "needed", lambda catalog: {"a": "lib", "b": "moved"})
+        asking.main()
+        assert Index.heard == [("/simple/lib/", said), ("/simple/moved/", said), ("/elsewhere/", None)]
+        monkeypatch.setattr(asking, "needed", lambda catalog: {"a": "closed"})
+        with pytest.raises(HTTPError) as error:
+            asking.main()
+        traceback.print_exception(error.value)
+        error.value.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+    written = "".join(capfd.readouterr())
+    assert "401" in written
+    assert '"lib"' in written
+    assert "cret" not in written
+    assert said.split()[1] not in written
+    assert asking.apart(asking.INDEX) == (asking.INDEX, None)
 
 
 def test_what_the_file_knows_is_still_so() -> None:

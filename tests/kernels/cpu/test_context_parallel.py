@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from functools import partial
 
 import pytest
 import torch
+from kernelmark.baselines import ulysses
 from kernelmark.kernels.attention._context_parallel import (
     Attention,
+    Brought,
     chunks_of,
     gathered,
     held,
@@ -28,10 +31,11 @@ from kernelmark.suite.measure.stages import Stages, Trial
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operators import attention
 from kernelmark.suite.operators import attention_context_parallel as operator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...ranks import Processes, places, spread
+from ...ranks import Processes, Sent, places, spread
 
 AXES = {"B": 1, "H": 4, "Hkv": 2, "S": 24, "D": 8}
 
@@ -242,6 +246,76 @@ def test_gradients_of_a_long_sequence_are_checked_in_a_sample(wrong, monkeypatch
         assert all(f"output {1 if wrong == 'q' else 2}" in x for x in found), found
     with pytest.raises(NotImplementedError, match="forward and backward in one"):
         operator.inputs(operator.OPERATOR.case(AXES, "fp32", "backward"), torch.device("cpu"), None)
+
+
+FEW = Sampling(min_samples=3, max_samples=3, min_seconds=0, warmup_s=0, energy="never")
+
+
+def _device(group):
+    found = Cpu()
+    found.group = group
+    return found
+
+
+def _without(group, case, memory):
+    """How many collectives a call of each form makes, and one of it that sends nothing; whether that of the pulled
+    form gives the same again without its peers; and what a measurement says is exposed.
+    """
+    bench = Workbench.build(operator.OPERATOR, case, torch.device("cpu"), 1, group)
+    ulysses_ = ulysses.IMPLEMENTATIONS["attention_context_parallel"]["ulysses"](case)
+    counts = []
+    for call in (attention_context_parallel, attention_context_parallel_ring, ulysses_):
+        for of in (call, call.local()):
+            once = bench.call(of)
+            once()
+            with Sent() as counted:
+                once()
+            counts.append(counted.count)
+    peers = Processes(group, memory)
+    own = bench.call(partial(gathered, attention=PARTIAL, arriving=Brought(Pulled(peers))))
+    first = own()
+    peers.place = peers.meet = None  # whatever asks for peers fails
+    with Sent() as counted:
+        again = own()
+    counts.append(counted.count)
+    same = torch.equal(first[0], again[0])
+    measured = Trial(_device(group), bench, "hot", FEW, Stages()).run(lambda: attention_context_parallel).samples
+    return counts, same, measured["exposed_communication"][0], max(measured["latency"])
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_the_same_without_communication_sends_nothing(mask):
+    case = operator.OPERATOR.case({**AXES, "gpus": 2}, "fp32", "forward_backward", mask=mask)
+    for counts, same, exposed, latency in spread(2, _without, case, places(2, 1 << 14)):
+        sent, still = counts[:6:2], [*counts[1:6:2], counts[6]]
+        assert all(x > 0 for x in sent), counts
+        assert still == [0] * 4
+        assert same  # of the keys that the first call brought
+        assert 0 <= exposed < latency
+
+
+def _whole(group, case):
+    """What a measurement says of a case that each rank computes whole, the second one's calls taking longer."""
+
+    def call(q, k, v, mask, **rest):
+        time.sleep(0.02 * group.rank)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    bench = Workbench.build(attention.OPERATOR, case, torch.device("cpu"), 1, group)
+    return Trial(_device(group), bench, "hot", FEW, Stages()).run(lambda: call).samples
+
+
+def test_each_rank_may_compute_the_whole_and_the_slowest_counts():
+    case = attention.OPERATOR.case({**AXES, "gpus": 2}, "fp32", "forward")
+    assert (case.name, case.flops) == (
+        "B1-H4-Hkv2-S24-D8-gpus2-causal-fp32-forward", attention.OPERATOR.case(AXES, "fp32", "forward").flops
+    )  # fmt: skip
+    first, second = spread(2, _whole, case)
+    assert first["each_gpu"] == second["each_gpu"]
+    quick, slow = first["each_gpu"]
+    assert slow > quick + 10
+    assert min(first["latency"]) > 20
+    assert "exposed_communication" not in first
 
 
 def test_a_sequence_that_cannot_be_cut_is_said():

@@ -59,6 +59,33 @@ def test_strong_scaling_is_against_the_best_of_one_gpu():
     assert scaling_table(rows[:4]) is None
 
 
+def each(implementation, slowest, world, **options):
+    """A row whose GPUs each computed the whole; the largest of each sample lies above any one's median."""
+    x = row("attention", implementation, slowest + 0.3, world, **options)
+    value = Value(slowest, "ms", "neither", 3, 12)
+    return msgspec.structs.replace(x, metrics={**x.metrics, "each_gpu": value})
+
+
+def test_several_gpus_are_held_to_the_slowest_of_them_alone():
+    shared = row("attention_context_parallel", "ours", 2.5, world=4)
+    rows = [
+        row("attention", "ours", 9.0),
+        each("ours", 9.6, 8),
+        each("ours", 9.4, 4),
+        each("ours", 9.2, 2),
+        each("quicker", 8.0, 2),
+        row("attention", "other", 9.5),
+        shared,
+    ]
+    (found,) = efficiencies(rows)
+    assert (found.row, found.alone, found.efficiency) == (shared, 9.4, pytest.approx(0.94))
+    assert cells(found)[6] == "ours, slowest of 4 GPUs"
+    (more,) = efficiencies([rows[0], rows[1], rows[3], shared])
+    assert (more.alone, cells(more)[6]) == (9.6, "ours, slowest of 8 GPUs")
+    (fewer,) = efficiencies([rows[0], rows[3], shared])
+    assert (fewer.alone, cells(fewer)[6]) == (9.0, "ours")
+
+
 def test_an_operator_with_more_options_scales_to_one_with_fewer():
     """Whatever is at its default is in no name: storage and another number of keys are options of `attention`."""
     named = {"axes": {"B": 1, "S": 8192, "Sk": 0}, "options": {"mask": "causal", "storage": "bhsd"}}

@@ -11,9 +11,9 @@ import pytest
 import rich.console
 from kernelmark.registry.store.metric import LATENCY, Metric
 from kernelmark.registry.store.record import Case, Key, Measurement, Record
-from kernelmark.suite.catalog import Implementation
 from kernelmark.suite.cli import progress as module
 from kernelmark.suite.cli.progress import Lines, Live, progress
+from kernelmark.suite.implementation import Implementation
 from kernelmark.suite.plan import Cell
 from kernelmark.suite.run.pace import Pace
 from kernelmark.suite.run.progress import Tally

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from kernelmark.registry.store.metric import LATENCY
 from kernelmark.registry.store.record import Case, Key, Measurement
-from kernelmark.suite.catalog import Implementation
+from kernelmark.suite.implementation import Implementation
 from kernelmark.suite.plan import Cell
 from kernelmark.suite.run.pace import Pace
 from kernelmark.suite.run.progress import Cells, Line, Output, in_notebook, watched

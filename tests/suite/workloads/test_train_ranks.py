@@ -17,7 +17,7 @@ from kernelmark.suite.workloads._hooks import HOOKS
 from kernelmark.suite.workloads._parallel import Ddp, Fsdp2
 from kernelmark.suite.workloads._split import DIVIDED
 
-from ...ranks import spread
+from ...ranks import Sent, spread
 
 STEPS, FOLLOWED = 4, 50
 CPU = torch.device("cpu")
@@ -87,36 +87,34 @@ def test_ranks_learn_what_one_process_learns(way, alone):
     assert found[0][2][-len(told) :] == told if way == "context" else found[0][2][: len(told)] == told
 
 
-def _unsent(group):
-    """Collectives of large tensors in a step as it is and without sending, and the first loss before and after."""
-    _, trainer, batches = made(group.size, "fsdp2")
-    sent = []
+def _silent(group, way):
+    """How often ranks speak in a step, in one that sends nothing and in one after; what the last one gives."""
+    _, trainer, batches = made(group.size, way)
+    counts, found = [], []
 
-    def counted(call):
-        return lambda *given, **named: sent.append(1) or call(*given, **named)
+    def step(number):
+        with Sent() as counted:
+            found.append(float(trainer.step(*map(trainer.parallel.share, batches.draw(number)))))
+        counts.append(counted.count)
 
-    names = [x for x in vars(torch.distributed) if x.startswith(("all_gather_", "reduce_scatter_"))]
-    for name in names:
-        setattr(torch.distributed, name, counted(getattr(torch.distributed, name)))
-
-    def step():
-        sent.clear()
-        loss = float(trainer.step(*map(trainer.parallel.share, batches.draw(0))))
-        return loss, len(sent)
-
-    first = step()
+    step(0)
     with trainer.parallel.local():
-        within = step()
-    trainer.load(answer.initial(batches.recipe, 5, CPU))
-    return first, within, step()
+        step(1)  # it may bring what the next ones compute on
+        step(2)
+    step(3)
+    return [counts[i] for i in (0, 2, 3)], all(map(math.isfinite, found)), {
+        name: bool(torch.isfinite(x).all()) for name, x in trainer.gradients().items()
+    }  # fmt: skip
 
 
-def test_a_step_of_shards_that_sends_nothing():
-    for first, within, again in spread(WORLD, _unsent):
-        assert first[1] > 0
-        assert within[1] == 0
-        assert math.isfinite(within[0])
-        assert again == first
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", *DIVIDED])
+def test_a_step_can_leave_out_what_is_sent(way):
+    for (before, without, after), finite, gradients in spread(WORLD, _silent, way):
+        assert without == 0
+        assert before > 0
+        assert after > 0
+        assert finite
+        assert all(gradients.values())
 
 
 def _checked(group, way, wrong):
