@@ -117,6 +117,16 @@ def choice(case: Any) -> Callable[..., Any]:
     return choose
 
 
+def left_out(case: Any, executed: Any) -> float:
+    """The share of dense attention's tiles of 128 by 128 that a library leaves out, of the number that it executes
+    in one head, on average: a tensor of counts (…, n) of blocks by row, or that number.
+    """
+    across = -(-case.axes["S"] // BLOCK)
+    dense = across * (across + 1) // 2 if case.options["mask"] == "causal" else across * across
+    tiles = executed if isinstance(executed, int) else float(executed.sum()) / executed[..., 0].numel()
+    return float(1 - tiles / max(1, dense))
+
+
 def elements(blocks: Any, causal: bool, S: int) -> Any:
     """The mask (…, S, S) of queries and keys that a mask (…, n, n) of blocks stands for."""
     mask = blocks.repeat_interleave(BLOCK, -2)[..., :S, :].repeat_interleave(BLOCK, -1)[..., :S]

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import _blocks
 from ._products import by_rows_of_k, has_recipe
-from ._terms import Call, forcing, forward_only, refusing
+from ._terms import Call, forcing, forward_only, refusing, telling
 
 REQUIRES = ("flashinfer-python",)
 ENVIRONMENT = "flashinfer"
@@ -296,7 +296,11 @@ def attention_sparse(case: Any) -> Call:
             planned = plan(q, blocks)
         return planned.run(*(x[0].transpose(0, 1) for x in (q, k, v))).transpose(0, 1)[None]
 
-    return refusing(call, *CHECKS)
+    def tiles_left_out(blocks: Any, **inputs: Any) -> float:
+        """By the list that it is planned with."""
+        return _blocks.left_out(case, blocks[0].sum(-1))
+
+    return telling(refusing(call, *CHECKS), tiles_left_out=tiles_left_out)
 
 
 def in_use(lengths: Sequence[int], page: int, across: int) -> tuple[list[int], list[int], list[int]]:

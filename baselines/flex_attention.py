@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _blocks
-from ._terms import Call
+from ._terms import Call, telling
 
 REQUIRES = ("torch", "triton")
 DEVICES = ("cuda",)
@@ -106,7 +106,13 @@ def attention_sparse(case: Any) -> Call:
         blocks = choose(q, k, gate_q, gate_k, threshold)
         return compiled(q, k, v, block_mask=masked(blocks), enable_gqa=groups), blocks
 
-    return given if _blocks.given(case) else chosen
+    def tiles_left_out(q: Any, k: Any, gate_q: Any, gate_k: Any, blocks: Any, **rest: Any) -> float:
+        """By the lists of its `BlockMask`, partial blocks and full ones, which its kernels walk."""
+        fixed = _blocks.given(case)
+        mask = masked(blocks[None] if fixed else choose(q, k, gate_q, gate_k, rest.get("threshold")))
+        return _blocks.left_out(case, mask.kv_num_blocks + mask.full_kv_num_blocks)
+
+    return telling(given if _blocks.given(case) else chosen, tiles_left_out=tiles_left_out)
 
 
 def attention_varlen(case: Any) -> Call:

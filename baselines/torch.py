@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _blocks
+from ._terms import telling
 from ._torch_products import PRODUCTS
 
 REQUIRES = ("torch",)
@@ -178,7 +179,13 @@ def attention_sparse(case: Any) -> Callable[..., Any]:
         seen = _blocks.elements(blocks, causal, S)
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups), blocks
 
-    return given if _blocks.given(case) else chosen
+    def tiles_left_out(**inputs: Any) -> float:
+        """Of a mask of elements no backend knows which tiles it hides: all are computed, those after the diagonal
+        among them.
+        """
+        return _blocks.left_out(case, (-(-S // _blocks.BLOCK)) ** 2)
+
+    return telling(given if _blocks.given(case) else chosen, tiles_left_out=tiles_left_out)
 
 
 def attention_varlen(case: Any) -> Callable[..., Any]:
