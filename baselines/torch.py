@@ -819,6 +819,48 @@ def linear_attention(case: Any) -> Callable[..., Any]:
     return call
 
 
+def gated_delta_rule(case: Any) -> Callable[..., Any]:
+    """Chunks of 64: triangular systems solved in fp32 for all at once, and a loop over chunks that passes their
+    states on. Products have operands of v's dtype.
+    """
+    import torch
+    from torch.nn import functional
+
+    def call(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, return_final_state: bool) -> Any:
+        S, dtype = v.shape[1], v.dtype
+        chunk = 64
+
+        def cut(t: Any) -> Any:
+            """(B, S, H, …) to (B, H, chunks, chunk, …)."""
+            return (
+                functional.pad(t, (0, 0) * (t.dim() - 2) + (0, -S % chunk)).unflatten(1, (-1, chunk)).movedim(3, 1)
+            )
+
+        queries, keys, values, logs, rates = cut(q), cut(k), cut(v), cut(g.float()), cut(beta.float())[..., None]
+        decays, total = _decays(logs), logs.cumsum(-1)
+        carried = total.exp()[..., None]
+        system = ((keys @ keys.mT) * decays * rates).float().tril(-1)
+        both = torch.cat((rates * values, rates * carried * keys), -1)
+        solved = torch.linalg.solve_triangular(system, both, upper=False, unitriangular=True).to(dtype)
+        own, past = solved.split((values.shape[-1], keys.shape[-1]), -1)
+        rest = (keys * (total[..., -1:] - total).exp()[..., None]).to(dtype).mT
+        state = initial_state
+        if state is None:
+            state = q.new_zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3])
+        state = state.float()
+        entering, taken = [], []
+        for i in range(logs.shape[2]):
+            entering.append(state.to(dtype))
+            taken.append(own[:, :, i] - past[:, :, i] @ entering[-1])
+            state = state * carried[:, :, i, -1:] + rest[:, :, i] @ taken[-1]
+        o = (queries @ keys.mT * decays).to(dtype) @ torch.stack(taken, 2)
+        o = o + (queries @ torch.stack(entering, 2)) * carried
+        o = o.to(dtype).movedim(1, 3).flatten(1, 2)[:, :S]
+        return (o, state) if return_final_state else o
+
+    return call
+
+
 def selective_state_update(case: Any) -> Callable[..., Any]:
     """Elementwise operations in fp32, the state updated in place: PyTorch has no operator for it."""
     from torch.nn import functional
@@ -948,6 +990,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "fp8_quant": {"torch": fp8_quant},
     "fused_linear_cross_entropy": {"torch": fused_linear_cross_entropy},
     "gated_rms_norm": {"torch": gated_rms_norm},
+    "gated_delta_rule": {"torch": gated_delta_rule},
     "geglu": {"torch": geglu},
     "gelu": {"torch": gelu},
     "int8_linear": {"torch": int8_linear, "torch_dynamic_int8": int8_linear_dynamic},
