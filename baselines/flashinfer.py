@@ -199,19 +199,28 @@ def attention(case: Any) -> Call:
 
 @serving
 def attention_varlen(case: Any) -> Call:
-    """`BatchPrefillWithRaggedKVCacheWrapper`, planned once from where sequences start."""
+    """`BatchPrefillWithRaggedKVCacheWrapper`, planned once from where sequences start. A window is its `window_left`,
+    a cap of scores its `logits_soft_cap`.
+    """
     import flashinfer
     import torch
 
     _halves(case)
+    _blocks.takes(case, "its ragged wrapper", "cap", "Sk")
     H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
-    causal = case.options["mask"] == "causal"
+    causal, cap = case.options["mask"] == "causal", _blocks.cap_of(case)
+    left, right = _blocks.reach(case)
+    if right > 0:
+        raise NotImplementedError("FlashInfer's windows end at the query")
+    more: dict[str, Any] = {"window_left": left} if left >= 0 else {}
+    more |= {"logits_soft_cap": cap} if cap else {}
     planned = None
 
     def plan(q: Any, starts: Any, key_starts: Any) -> Any:
         workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-        wrapper.plan(starts, key_starts, H, Hkv, D, causal=causal, q_data_type=q.dtype, kv_data_type=q.dtype)
+        kinds = {"q_data_type": q.dtype, "kv_data_type": q.dtype}
+        wrapper.plan(starts, key_starts, H, Hkv, D, causal=causal, **kinds, **more)
         return wrapper
 
     def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **rest: Any) -> Any:

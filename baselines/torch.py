@@ -189,20 +189,54 @@ def attention_sparse(case: Any) -> Callable[..., Any]:
 
 
 def attention_varlen(case: Any) -> Callable[..., Any]:
-    """`scaled_dot_product_attention` of one sequence after the other; the host waits for their lengths."""
+    """`scaled_dot_product_attention` of one sequence after the other; the host waits for their lengths. Windows, and
+    causal masks over other keys, are masks of elements, made once; with sinks or a cap of scores it is the formula.
+    """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
     groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
+    formula = bool(case.options["sinks"] or case.options["cap"])
+    before, after = _blocks.reach(case)
+    if before < 0:
+        after = 0 if causal else 1 << 30
+    plain = not formula and not case.axes["W"] and (case.options["keys"] == "same" or not causal)
+    masks: dict[tuple[int, int], tuple[Any, Any]] = {}
 
-    def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, **rest: Any) -> Any:
+    def mask_of(S: int, Sk: int, device: Any) -> tuple[Any, Any]:
+        """(what is seen, the queries that see nothing), of which the first says that they see all: no NaN."""
+        if (S, Sk) not in masks:
+            seen = _blocks.lower_right(S, Sk, (before, after), device)
+            blind = ~seen.any(-1, keepdim=True)
+            masks[S, Sk] = seen | blind, blind
+        return masks[S, Sk]
+
+    def attended(q: Any, k: Any, v: Any, sinks: Any, cap: float) -> Any:
+        if not k.shape[2]:
+            return torch.zeros_like(q)
+        if plain:
+            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=groups)
+        seen, blind = mask_of(q.shape[2], k.shape[2], q.device)
+        if formula:
+            return _eager_attention(q, k, v, ~seen, sinks, cap).masked_fill(blind, 0)
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups).masked_fill(blind, 0)
+
+    def call(
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        sinks: Any = None,
+        cap: float = 0.0,
+        **rest: Any,
+    ) -> Any:
         lengths = cu_seqlens_q.diff().tolist()
-        parts = (x.transpose(0, 1)[None].split(lengths, 2) for x in (q, k, v))
-        outputs = [
-            scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=groups)
-            for q, k, v in zip(*parts, strict=True)
-        ]
+        others = lengths if case.options["keys"] == "same" else cu_seqlens_k.diff().tolist()
+        sizes = ((q, lengths), (k, others), (v, others))
+        parts = (x.transpose(0, 1)[None].split(size, 2) for x, size in sizes)
+        outputs = [attended(*part, sinks, cap) for part in zip(*parts, strict=True)]
         return torch.cat(outputs, 2)[0].transpose(0, 1)
 
     return call
@@ -214,7 +248,10 @@ def attention_varlen_flash(case: Any) -> Callable[..., Any]:
 
     if case.dtype not in ("bf16", "fp16"):
         raise NotImplementedError("varlen_attn takes fp16 and bf16 only")
-    window = (-1, 0) if case.options["mask"] == "causal" else (-1, -1)
+    _blocks.takes(case, "varlen_attn", "Sk")
+    window = _blocks.reach(case)
+    if case.options["mask"] == "causal":
+        window = window[0], 0
     # Of grouped heads some versions want to be told, others do not know the word.
     told = "enable_gqa" in inspect.signature(varlen_attn).parameters and case.axes["H"] != case.axes["Hkv"]
     grouped: dict[str, Any] = {"enable_gqa": True} if told else {}
@@ -228,6 +265,7 @@ def attention_varlen_flash(case: Any) -> Callable[..., Any]:
         max_seqlen_q: int,
         max_seqlen_k: int,
         mask: str,
+        **rest: Any,
     ) -> Any:
         starts = cu_seqlens_q, cu_seqlens_k
         return varlen_attn(q, k, v, *starts, max_seqlen_q, max_seqlen_k, window_size=window, **grouped)

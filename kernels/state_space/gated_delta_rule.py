@@ -187,8 +187,8 @@ def _solve(  # type: ignore[no-untyped-def]  # Triton's types are its own
     weights = (inverse * rate[None, :]).to(kind)
     for first in range(0, c.D, c.values):
         values = _tile(v, batch, head, row, first, v_strides, S, c.D, c.rows, c.values)
-        pointers, mask = _dense(taken, place, row, first, n * c.rows, c.D, c.rows, c.values)
-        tl.store(pointers, tl.dot(weights, values, input_precision="ieee").to(kind), mask)
+        to, wanted = _dense(taken, place, row, first, n * c.rows, c.D, c.rows, c.values)
+        tl.store(to, tl.dot(weights, values, input_precision="ieee").to(kind), wanted)
 
 
 @triton.jit(do_not_specialize=["S", "H", "n"])
