@@ -164,8 +164,6 @@ def gated_delta_rule(case: Any) -> Call:
     """
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-    if case.dtype not in ("bf16", "fp16"):
-        raise NotImplementedError("chunk_gated_delta_rule takes fp16 and bf16 only")
     _gradients_right(case)
 
     def call(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, return_final_state: bool) -> Any:

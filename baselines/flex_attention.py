@@ -128,6 +128,7 @@ def attention_varlen(case: Any) -> Call:
     causal = case.options["mask"] == "causal"
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     before, after = _blocks.reach(case)
+    alike = case.options["keys"] == "same"
     cap = _blocks.cap_of(case)
     blocks = None
 
@@ -141,7 +142,7 @@ def attention_varlen(case: Any) -> Call:
             same = documents[query] == owners[key]
             if not causal and before < 0:
                 return same
-            apart = query + shift[documents[query]] - key
+            apart = query - key if alike else query + shift[documents[query]] - key
             if before < 0:
                 return same & (apart >= 0)
             return same & (apart <= before) & (apart >= -after)
