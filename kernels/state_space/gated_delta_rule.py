@@ -161,7 +161,10 @@ def _solve(  # type: ignore[no-untyped-def]  # Triton's types are its own
     position = (row + at).to(tl.int64)
     of_g = g + batch.to(tl.int64) * g_strides[0] + head.to(tl.int64) * g_strides[2] + position * g_strides[1]
     of_beta = (
-        beta + batch.to(tl.int64) * beta_strides[0] + head.to(tl.int64) * beta_strides[2] + position * beta_strides[1]
+        beta
+        + batch.to(tl.int64) * beta_strides[0]
+        + head.to(tl.int64) * beta_strides[2]
+        + position * beta_strides[1]
     )
     a = tl.cumsum(tl.load(of_g, inside, 0.0).to(tl.float32) * LOG2, 0)
     rate = tl.load(of_beta, inside, 0.0).to(tl.float32)

@@ -351,7 +351,12 @@ class Trial:
             telemetry=watch.telemetry(),
             throttled=tuple(watch.throttled),
             tuning=tuning,
-            remarks=(*self.remarks, *self.untold, *watch.company(), *([f"no energy: {unknown}"] if unknown else [])),
+            remarks=(
+                *self.remarks,
+                *self.untold,
+                *watch.company(),
+                *([f"no energy: {unknown}"] if unknown else []),
+            ),
             code=code,
         )
 

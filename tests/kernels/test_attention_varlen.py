@@ -470,7 +470,9 @@ def test_errors(error, match, change):
 @pytest.mark.parametrize("causal", [True, False])
 def test_operator_contract(causal):
     """Schema, fake tensors, autograd registration and tracing, as torch checks them."""
-    torch.library.opcheck(torch.ops.kernelmark.attention_varlen.default, (*draw([12, 8], 2, 1, 16), causal, 0, None, 0.0))
+    torch.library.opcheck(
+        torch.ops.kernelmark.attention_varlen.default, (*draw([12, 8], 2, 1, 16), causal, 0, None, 0.0)
+    )
 
 
 def test_no_gradient_is_asked_of_the_log_sum_exp():

@@ -297,7 +297,9 @@ def test_an_implementation_says_what_it_left_out_itself(mask):
     case, inputs = drawn({"S": 1000}, pattern="threshold", sparsity=75, mask=mask)
     kept = right_blocks(inputs)
     dense = 36 if mask == "causal" else 64
-    torch_ = Workbench.told(SimpleNamespace(inputs=inputs), IMPLEMENTATIONS["attention_sparse"]["torch"](case), LEFT_OUT.name)
+    torch_ = Workbench.told(
+        SimpleNamespace(inputs=inputs), IMPLEMENTATIONS["attention_sparse"]["torch"](case), LEFT_OUT.name
+    )
     assert torch_ == (1 - 64 / dense, "")
     most = int(kept.sum(-1).amax((0, 1)).sum())
     assert on_cpu.tiles_left_out(**inputs) == pytest.approx(1 - most / dense)

@@ -110,11 +110,15 @@ def test_options_by_the_formula_and_by_others(options):
     W = options.pop("W", 0)
     chosen = case(axes={"W": W}, lengths="uniform", **options)
     given = OPERATOR.built(chosen, CPU, torch.Generator().manual_seed(0))
-    wide = {x: y.double() if isinstance(y, torch.Tensor) and y.is_floating_point() else y for x, y in given.items()}
+    wide = {
+        x: y.double() if isinstance(y, torch.Tensor) and y.is_floating_point() else y for x, y in given.items()
+    }
     mine, others = (given[x].diff().tolist() for x in ("cu_seqlens_q", "cu_seqlens_k"))
     assert (mine == others) == (options.get("keys", "same") == "same")
     want, pairs = [], 0
-    for q, k, v in zip(*(wide[x].split(n) for x, n in zip("qkv", (mine, others, others), strict=True)), strict=True):
+    for q, k, v in zip(
+        *(wide[x].split(n) for x, n in zip("qkv", (mine, others, others), strict=True)), strict=True
+    ):
         k, v = (x.repeat_interleave(2, 1) for x in (k, v))
         scores = torch.einsum("ihd,jhd->hij", q, k) / 4
         cap = wide.get("cap", 0)
