@@ -29,8 +29,8 @@ def forcing(call: Call, conversion: Call) -> Call:
 
 
 def telling(call: Call, **functions: Callable[..., float]) -> Call:
-    """`call`, which says of itself what the suite cannot see, by metric: `tiles_left_out=function`, of the operator's
-    inputs by keyword. A function that cannot say raises `NotImplementedError` with the reason.
+    """`call`, which says of itself what the suite cannot see, by metric: `tiles_left_out=function`, of the
+    operator's inputs by keyword. A function that cannot say raises `NotImplementedError` with the reason.
     """
     for name, function in functions.items():
         setattr(call, name, function)

@@ -37,8 +37,8 @@ def attention(case: Any) -> Call:
 
 
 def attention_varlen(case: Any) -> Call:
-    """`flash_attn.cute.flash_attn_varlen_func`, whose interface ours is; its `learnable_sink` for sinks, its `softcap`
-    for a cap of scores.
+    """`flash_attn.cute.flash_attn_varlen_func`, whose interface ours is; its `learnable_sink` for sinks, its
+    `softcap` for a cap of scores.
     """
     from flash_attn.cute import flash_attn_varlen_func
 

@@ -199,8 +199,8 @@ def attention(case: Any) -> Call:
 
 @serving
 def attention_varlen(case: Any) -> Call:
-    """`BatchPrefillWithRaggedKVCacheWrapper`, planned once from where sequences start. A window is its `window_left`,
-    a cap of scores its `logits_soft_cap`.
+    """`BatchPrefillWithRaggedKVCacheWrapper`, planned once from where sequences start. A window is its
+    `window_left`, a cap of scores its `logits_soft_cap`.
     """
     import flashinfer
     import torch

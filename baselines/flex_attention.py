@@ -116,8 +116,8 @@ def attention_sparse(case: Any) -> Call:
 
 
 def attention_varlen(case: Any) -> Call:
-    """`flex_attention`, compiled, on one long sequence whose tokens know their document, and how far they are from its
-    end. A cap of scores and sinks are as of `attention`.
+    """`flex_attention`, compiled, on one long sequence whose tokens know their document, and how far they are
+    from its end. A cap of scores and sinks are as of `attention`.
 
     The block mask is made once, as its documentation has it made once a batch for all layers.
     """

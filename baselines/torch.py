@@ -189,8 +189,9 @@ def attention_sparse(case: Any) -> Callable[..., Any]:
 
 
 def attention_varlen(case: Any) -> Callable[..., Any]:
-    """`scaled_dot_product_attention` of one sequence after the other; the host waits for their lengths. Windows, and
-    causal masks over other keys, are masks of elements, made once; with sinks or a cap of scores it is the formula.
+    """`scaled_dot_product_attention` of one sequence after the other; the host waits for their lengths. Windows,
+    and causal masks over other keys, are masks of elements, made once; with sinks or a cap of scores it is the
+    formula.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention

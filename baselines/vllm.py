@@ -425,8 +425,8 @@ def attention(case: Any) -> Call:
 
 @serving
 def attention_varlen(case: Any) -> Call:
-    """FlashAttention 3's forward pass by its operator, on packed tokens as it is built for. Windows, a cap of scores
-    and sinks are its own.
+    """FlashAttention 3's forward pass by its operator, on packed tokens as it is built for. Windows, a cap of
+    scores and sinks are its own.
     """
     fwd = _fa3(case)
     causal = case.options["mask"] == "causal"

@@ -149,8 +149,8 @@ class Operator(Definition):
       `error_unquantized`.
     * `measures` are metrics beside those that every operator has: each takes (outputs, references, inputs) and
       gives a number, once a process, or None where a case has none.
-    * `told` are metrics that only an implementation knows, what it executed for one: its call has a function by the
-      metric's name, which takes the operator's inputs by keyword and gives a number, or raises
+    * `told` are metrics that only an implementation knows, what it executed for one: its call has a function by
+      the metric's name, which takes the operator's inputs by keyword and gives a number, or raises
       `NotImplementedError` with why it cannot say. A row without the number says why.
     * `rates` are metrics that follow from the time of a call: each takes the case and milliseconds.
     * `yardsticks`: calls on the same inputs that give a scale and are not implementations.

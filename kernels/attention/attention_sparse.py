@@ -146,7 +146,7 @@ def tiles_left_out(
     all but the blocks of the lists that its kernels walk, in every pass.
     """
     causal = mask == "causal"
-    B, H, S, _ = q.shape
+    S = q.shape[2]
     if blocks is not None:
         counts = listed(blocks, causal)[1]
     else:

@@ -44,8 +44,8 @@ side of the product, how many blocks are listed before the sequence's first, how
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of one, mask, window
-    and cap of scores, 0 for none.
+    """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of one, mask,
+    window and cap of scores, 0 for none.
     """
 
     D: int
@@ -83,18 +83,18 @@ def attention_varlen(
     Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
 
     A `window` of w, at least 1, hides the keys w or more places away: a query sees the key in its place and the
-    w - 1 before it, and under a "full" mask the w - 1 after it. The last query and the last key of a sequence are in
-    one place under either mask then. A `cap` above 0 makes scores cap · tanh(score / cap), before the mask. `sinks`
-    (H,), in bf16, fp16 or fp32, are one more logit a head in the softmax's denominator, without a value. With any
+    w - 1 before it, and under a "full" mask the w - 1 after it. The last query and the last key of a sequence
+    are in one place under either mask then. A `cap` above 0 makes scores cap · tanh(score / cap), before the mask.
+    `sinks` (H,), in bf16, fp16 or fp32, are one more logit a head in the softmax's denominator, without a value. With any
     of the three the portable kernels run.
 
-    Differentiable once in q, k, v and sinks. The same inputs give the same bits on the same device, but for the gradient
-    in q on Hopper (compute capability 9.0), which is summed in no fixed order. Where
+    Differentiable once in q, k, v and sinks. The same inputs give the same bits on the same device, but for the
+    gradient in q on Hopper (compute capability 9.0), which is summed in no fixed order. Where
     `torch.use_deterministic_algorithms(True)` holds when gradients are computed, it is deterministic too, by
     kernels that take 1.2 to 1.5 times as long.
 
-    Raises `TypeError` for a wrong dtype or a window that is no integer, and `ValueError` for a wrong shape, device,
-    mask, length, window or cap.
+    Raises `TypeError` for a wrong dtype or a window that is no integer, and `ValueError` for a wrong shape,
+    device, mask, length, window or cap.
     """
     choice("mask", mask, ("causal", "full"))
     check("q", q, dim=3)
@@ -402,10 +402,7 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if MASKED and c.window:
             place = (rows + offset)[None, :]
             seen = (rows < length)[None, :] & (place < columns[:, None] + c.window)
-            if c.causal:
-                seen = seen & (place >= columns[:, None])
-            else:
-                seen = seen & (columns[:, None] < place + c.window)
+            seen = seen & (place >= columns[:, None] if c.causal else columns[:, None] < place + c.window)
             exponents = tl.where(seen, exponents, float("-inf"))
         elif MASKED:
             last = tl.where(rows < length, rows + offset, -1)
@@ -459,31 +456,27 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         g_head = _head(grad, start, query_head, grad_strides)
         at = query_head.to(tl.int64) * T + start
         middle = 0
-        edge = queries
         if c.window:
-            low, middle, edge, high = walk_span(
+            # One loop, all of it masked: three would spill, and a short window cuts nearly all of its tiles.
+            low, _, _, high = walk_span(
                 first - offset, 0 if c.causal else c.window - 1, c.window - 1, queries, c.keys, c.queries
             )  # fmt: skip
             sums = _gather_keys(
-                sums, keys, values, q_head, g_head, lse + at, delta + at, first, low, middle,
+                sums, keys, values, q_head, g_head, lse + at, delta + at, first, low, high,
                 strides[0][0], grad_strides[0], queries, offset, scale, c, True,
             )  # fmt: skip
-        elif c.causal:
-            # From the first query that sees the first key on, and to the last that does not see the last.
-            low = tl.maximum(tl.minimum(first - offset, queries), 0) // c.queries * c.queries
-            middle = tl.cdiv(tl.maximum(first - offset + c.keys - 1, 0), c.queries) * c.queries
+        else:
+            if c.causal:
+                # From the first query that sees the first key on, and to the last that does not see the last.
+                low = tl.maximum(tl.minimum(first - offset, queries), 0) // c.queries * c.queries
+                middle = tl.cdiv(tl.maximum(first - offset + c.keys - 1, 0), c.queries) * c.queries
+                sums = _gather_keys(
+                    sums, keys, values, q_head, g_head, lse + at, delta + at, first, low,
+                    tl.minimum(middle, queries), strides[0][0], grad_strides[0], queries, offset, scale, c, True,
+                )  # fmt: skip
             sums = _gather_keys(
-                sums, keys, values, q_head, g_head, lse + at, delta + at, first, low, tl.minimum(middle, queries),
-                strides[0][0], grad_strides[0], queries, offset, scale, c, True,
-            )  # fmt: skip
-        sums = _gather_keys(
-            sums, keys, values, q_head, g_head, lse + at, delta + at, first, middle, edge,
-            strides[0][0], grad_strides[0], queries, offset, scale, c, False,
-        )  # fmt: skip
-        if c.window:
-            sums = _gather_keys(
-                sums, keys, values, q_head, g_head, lse + at, delta + at, first, edge, high,
-                strides[0][0], grad_strides[0], queries, offset, scale, c, True,
+                sums, keys, values, q_head, g_head, lse + at, delta + at, first, middle, queries,
+                strides[0][0], grad_strides[0], queries, offset, scale, c, False,
             )  # fmt: skip
     dk, dv = sums
     stride = heads * D

@@ -36,10 +36,11 @@ def attention_varlen(
             x[start : start + count * length].view(count, length, *x.shape[1:]).transpose(1, 2)
             for x, start, length in ((q, row, queries), (k, key, keys), (v, key, keys))
         ]
+        q_part, k_part, v_part = heads_first
         if window:
-            output = attention_window(*heads_first, mask, window)
+            output = attention_window(q_part, k_part, v_part, mask, window)
         else:
-            output = _batch(*heads_first, mask == "causal")
+            output = _batch(q_part, k_part, v_part, mask == "causal")
         outputs.append(output.transpose(1, 2).flatten(0, 1))
         row, key = row + count * queries, key + count * keys
     return torch.cat(outputs) if outputs else torch.zeros_like(q)

@@ -23,8 +23,8 @@ def attention_window(
     sinks: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
-    """q (B, H, S, D), k and v (B, Hkv, Sk, D) to softmax(q·kᵀ / √D)·v over the keys less than `window` places away,
-    under a causal mask none after the query, the last query and key in one place; of q's shape and dtype.
+    """q (B, H, S, D), k and v (B, Hkv, Sk, D) to softmax(q·kᵀ / √D)·v over the keys less than `window` places
+    away, under a causal mask none after the query, the last query and key in one place; of q's shape and dtype.
     """
     if sinks is not None or cap:
         raise NotImplementedError("PyTorch's fused attention has neither sinks nor a cap of scores")

@@ -104,7 +104,7 @@ def _short(metric: Metric) -> str:
 
 
 def _drop(metric: Metric, place: int) -> int:
-    """How soon a narrow terminal leaves a metric out. Launches are there for short rows alone, and stay longest."""
+    """How soon a narrow terminal leaves a metric out. Launches are there for short rows alone and stay longest."""
     return 1 if metric.name == LAUNCH.name else 4 if metric in DERIVED else 5 + place
 
 

@@ -57,8 +57,8 @@ def keys_of(case: Case) -> list[int]:
 
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
-    """q (T, H, D), k and v (Tk, Hkv, D) with T and Tk the sums of lengths; where sequences start, (B + 1,) int32, for
-    queries and for keys; the longest of them, and the mask's name; where there is one the window.
+    """q (T, H, D), k and v (Tk, Hkv, D) with T and Tk the sums of lengths; where sequences start, (B + 1,)
+    int32, for queries and for keys; the longest of them, and the mask's name; where there is one the window.
     """
     import torch
 
@@ -86,8 +86,8 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
 
 
 def packed(inputs: Inputs, case: Case) -> Inputs:
-    """The same numbers as views of one projection (T, (H + 2 Hkv) · D); keys of other lengths are, with the values,
-    views of one of their own.
+    """The same numbers as views of one projection (T, (H + 2 Hkv) · D); keys of other lengths are, with the
+    values, views of one of their own.
     """
     import torch
 
@@ -111,7 +111,8 @@ def reference(
     sinks: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
-    """`attended` of one sequence after the other: softmax(q·kᵀ / √D)·v; query head h reads key head h // (H / Hkv).
+    """`attended` of one sequence after the other: softmax(q·kᵀ / √D)·v; query head h reads key head
+    h // (H / Hkv).
 
     Masks are aligned to the end: of Lq queries and Lk keys, query i is in the place of key i + Lk − Lq. One that
     sees no key gives zeros.
@@ -138,8 +139,8 @@ def bytes_(case: Case) -> int:
 
 
 def flops(case: Case) -> int:
-    """Two matmuls forward and five backward (the scores are computed again) of each sequence with its keys, over the
-    pairs that are visible; of as many keys as queries, without a window, a causal mask leaves half.
+    """Two matmuls forward and five backward (the scores are computed again) of each sequence with its keys, over
+    the pairs that are visible; of as many keys as queries, without a window, a causal mask leaves half.
     """
     H, D, W, mask = case.axes["H"], case.axes["D"], case.axes["W"], str(case.options["mask"])
     matmuls = {"forward": 2, "backward": 5, "forward_backward": 7}[case.pass_]
@@ -191,8 +192,8 @@ OPERATOR = Operator(
         "Hkv": "key and value heads",
         "S": "tokens that the longest sequence may have",
         "D": "head dimension",
-        "W": "window: a query sees itself and the W - 1 keys before it, under a full mask also as many after it; 0: "
-        "none",
+        "W": "window: a query sees itself and the W - 1 keys before it, under a full mask also as many after it, 0 "
+        "being none",
     },
     options={
         "mask": ("causal", "full"),

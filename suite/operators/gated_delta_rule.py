@@ -23,8 +23,8 @@ NORMALIZER = 16
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
     """q and k (B, S, H, K), v (B, S, H, D) and beta (B, S, H) in the case's dtype, g (B, S, H) in fp32.
 
-    As a layer makes them: q and k of length 1, q with the scale 1 / √K, beta a sigmoid, and g the logarithm of one,
-    divided by 16. With option states an initial state (B, H, K, D) in fp32 and the final one asked for.
+    As a layer makes them: q and k of length 1, q with the scale 1 / √K, beta a sigmoid, and g the logarithm of
+    one, divided by 16. With option states an initial state (B, H, K, D) in fp32 and the final one asked for.
     """
     import torch
     from torch.nn import functional
@@ -117,8 +117,8 @@ def _piece(
 
 
 def bytes_(case: Case) -> int:
-    """Forward reads q, k, v, g, beta and writes o; backward reads those and o's gradient and writes five gradients.
-    The gates, and the states where there are such, are in fp32.
+    """Forward reads q, k, v, g, beta and writes o; backward reads those and o's gradient and writes five
+    gradients. The gates, and the states where there are such, are in fp32.
     """
     B, S, H, K, D = (case.axes[axis] for axis in ("B", "S", "H", "K", "D"))
     keys, values, rates, states = {

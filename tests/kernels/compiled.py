@@ -96,7 +96,7 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
         ),
     ),
     "quantized_activation": ({"M": 64, "K": 20000}, {"M": 64, "K": 4096, "activation": "swiglu"}),
-    "gated_delta_rule": ({"B": 1, "S": 256, "H": 2, "K": 64, "D": 64}, {"B": 1, "S": 256, "H": 1, "K": 256, "D": 100}),
+    "gated_delta_rule": tuple({"B": 1, "S": 256, "H": 2, "K": K, "D": D} for K, D in ((64, 64), (256, 100))),
     "linear_attention": ({"B": 1, "S": 2048, "H": 2, "K": 256, "D": 256},),
     "rms_norm": ({"B": 1, "S": 256, "D": 5120}, {"B": 1, "S": 256, "D": 5001}, {"B": 1, "S": 256, "D": 1001}),
     "gated_rms_norm": ({"B": 1, "S": 64, "D": 100001, "G": 1},),

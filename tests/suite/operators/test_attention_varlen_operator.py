@@ -105,7 +105,7 @@ OPTIONS = (
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_options_by_the_formula_and_by_others(options):
-    """The reference against products, mask and softmax of each sequence; PyTorch's and ours on a CPU against it."""
+    """The reference, PyTorch's and ours on a CPU against products, mask and softmax of each sequence."""
     options = dict(options)
     W = options.pop("W", 0)
     chosen = case(axes={"W": W}, lengths="uniform", **options)

@@ -1,4 +1,4 @@
-"""The gated delta rule's reference against the recurrence as written, and PyTorch's implementation against both."""
+"""The gated delta rule's reference against the recurrence as written, and PyTorch's implementation against it."""
 
 from __future__ import annotations
 
