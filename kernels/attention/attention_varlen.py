@@ -85,8 +85,8 @@ def attention_varlen(
     A `window` of w, at least 1, hides the keys w or more places away: a query sees the key in its place and the
     w - 1 before it, and under a "full" mask the w - 1 after it. The last query and the last key of a sequence
     are in one place under either mask then. A `cap` above 0 makes scores cap · tanh(score / cap), before the mask.
-    `sinks` (H,), in bf16, fp16 or fp32, are one more logit a head in the softmax's denominator, without a value. With any
-    of the three the portable kernels run.
+    `sinks` (H,), in bf16, fp16 or fp32, are one more logit a head in the softmax's denominator, without a value.
+    With any of the three the portable kernels run.
 
     Differentiable once in q, k, v and sinks. The same inputs give the same bits on the same device, but for the
     gradient in q on Hopper (compute capability 9.0), which is summed in no fixed order. Where

@@ -192,8 +192,8 @@ OPERATOR = Operator(
         "Hkv": "key and value heads",
         "S": "tokens that the longest sequence may have",
         "D": "head dimension",
-        "W": "window: a query sees itself and the W - 1 keys before it, under a full mask also as many after it, 0 "
-        "being none",
+        "W": "window: a query sees itself and the W - 1 keys before it, under a full mask also as many after it, "
+        "0 being none",
     },
     options={
         "mask": ("causal", "full"),
