@@ -237,7 +237,7 @@ def attention_varlen(case: Any) -> Callable[..., Any]:
         others = lengths if case.options["keys"] == "same" else cu_seqlens_k.diff().tolist()
         sizes = ((q, lengths), (k, others), (v, others))
         parts = (x.transpose(0, 1)[None].split(size, 2) for x, size in sizes)
-        outputs = [attended(*part, sinks, cap) for part in zip(*parts, strict=True)]
+        outputs = [attended(q, k, v, sinks, cap) for q, k, v in zip(*parts, strict=True)]
         return torch.cat(outputs, 2)[0].transpose(0, 1)
 
     return call

@@ -94,7 +94,8 @@ def _piece(
     def cut(t: torch.Tensor) -> torch.Tensor:
         """(B, L, H, …) to (chunks, B, H, CHUNK, …), zeros behind the last position: they change nothing."""
         padded = pad(t, (0, 0) * (t.dim() - 2) + (0, -S % CHUNK))
-        return padded.unflatten(1, (-1, CHUNK)).movedim((1, 3), (0, 2))
+        chunks: torch.Tensor = padded.unflatten(1, (-1, CHUNK)).movedim((1, 3), (0, 2))
+        return chunks
 
     q, k, v, logs, beta = cut(q), cut(k), cut(v), cut(g).cumsum(-1), cut(beta)[..., None]
     seen = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).tril()
