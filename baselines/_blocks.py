@@ -15,7 +15,7 @@ def reach(case: Any) -> tuple[int, int]:
 
     A case without a window has (-1, -1): what is causal is said beside it.
     """
-    if "W" not in case.axes:
+    if not case.axes.get("W"):
         return -1, -1
     width = case.axes["W"] - 1
     return width, 0 if case.options["mask"] == "causal" else width
@@ -24,17 +24,18 @@ def reach(case: Any) -> tuple[int, int]:
 LACKS = {
     "sinks": "has no sinks in its softmax",
     "cap": "has no cap of scores",
-    "Sk": "aligns a causal mask to the first query and key, not to the last",
+    "Sk": "aligns masks to the first query and key, not to the last",
 }
 """What is said of a library that lacks one of attention's options."""
 
 
 def takes(case: Any, library: str, *known: str) -> None:
     """Raises `NotImplementedError` for a case of attention with an option that a library lacks: of `sinks`, `cap`
-    and `Sk` (a causal mask over another number of keys than of queries) it has those that are named.
+    and `Sk` (a causal mask, or a window, over another number of keys than of queries) it has those that are named.
     """
     asked = {"sinks": case.options.get("sinks"), "cap": case.options.get("cap")}
-    asked["Sk"] = case.options.get("mask") == "causal" and keys(case) != case.axes["S"]
+    placed = case.options.get("mask") == "causal" or bool(case.axes.get("W"))
+    asked["Sk"] = placed and (keys(case) != case.axes["S"] or case.options.get("keys", "same") != "same")
     for option, wanted in asked.items():
         if wanted and option not in known:
             raise NotImplementedError(f"{library} {LACKS[option]}")
@@ -56,11 +57,19 @@ def cap_of(case: Any) -> float:
 
 
 def window_mask(case: Any, device: Any) -> Any:
-    """The mask (S, S) bool of queries and keys that a case's window stands for, True where a key is seen."""
+    """The mask (S, Sk) bool of queries and keys that a case's window stands for, True where a key is seen."""
+    return lower_right(case.axes["S"], keys(case), reach(case), device)
+
+
+def lower_right(S: int, Sk: int, reach: tuple[int, int], device: Any) -> Any:
+    """The mask (S, Sk) bool of the keys so many before and after a query's own, the last of both in one place; a
+    negative number before is all.
+    """
     import torch
 
-    S, (before, after) = case.axes["S"], reach(case)
-    return torch.ones(S, S, dtype=torch.bool, device=device).tril_(after).triu_(-before)
+    before, after = reach
+    seen = torch.ones(S, Sk, dtype=torch.bool, device=device).tril_(Sk - S + after)
+    return seen if before < 0 else seen.triu_(Sk - S - before)
 
 
 def given(case: Any) -> bool:
@@ -115,6 +124,16 @@ def choice(case: Any) -> Callable[..., Any]:
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, first.expand_as(order))
 
     return choose
+
+
+def left_out(case: Any, executed: Any) -> float:
+    """The share of dense attention's tiles of 128 by 128 that a library leaves out, of the number that it executes
+    in one head, on average: a tensor of counts (…, n) of blocks by row, or that number.
+    """
+    across = -(-case.axes["S"] // BLOCK)
+    dense = across * (across + 1) // 2 if case.options["mask"] == "causal" else across * across
+    tiles = executed if isinstance(executed, int) else float(executed.sum()) / executed[..., 0].numel()
+    return float(1 - tiles / max(1, dense))
 
 
 def elements(blocks: Any, causal: bool, S: int) -> Any:

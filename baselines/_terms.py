@@ -28,6 +28,15 @@ def forcing(call: Call, conversion: Call) -> Call:
     return call
 
 
+def telling(call: Call, **functions: Callable[..., float]) -> Call:
+    """`call`, which says of itself what the suite cannot see, by metric: `tiles_left_out=function`, of the
+    operator's inputs by keyword. A function that cannot say raises `NotImplementedError` with the reason.
+    """
+    for name, function in functions.items():
+        setattr(call, name, function)
+    return call
+
+
 def keeping(prepare: Call, *names: str) -> Call:
     """What `prepare` makes of the inputs `names`, weights that a model keeps (`Operator.weights`): made once, as
     when a model is loaded, and anew where PyTorch counts a write to one of them since, or it lies elsewhere.

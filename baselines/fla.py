@@ -158,6 +158,23 @@ def linear_attention(case: Any) -> Call:
     return refusing(call, AssertionError, ValueError)
 
 
+def gated_delta_rule(case: Any) -> Call:
+    """`fla.ops.gated_delta_rule.chunk_gated_delta_rule`, of keys that have length 1 already, as its layers call it
+    but for that.
+    """
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    _gradients_right(case)
+
+    def call(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, return_final_state: bool) -> Any:
+        o, state = chunk_gated_delta_rule(
+            q, k, v, g, beta, scale=1.0, initial_state=initial_state, output_final_state=return_final_state
+        )
+        return (o, state) if return_final_state else o
+
+    return refusing(call, AssertionError, ValueError)
+
+
 def ssd(case: Any) -> Call:
     """`chunk_simple_gla`, linear attention with one decay a head and position, of which this is a case.
 
@@ -217,6 +234,7 @@ IMPLEMENTATIONS = {
     "causal_conv1d_update": {"fla": causal_conv1d_update},
     "cross_entropy": {"fla": cross_entropy},
     "fused_linear_cross_entropy": {"fla": fused_linear_cross_entropy},
+    "gated_delta_rule": {"fla": gated_delta_rule},
     "layer_norm": {"fla": layer_norm},
     "linear_attention": {"fla": linear_attention},
     "rms_norm": {"fla": rms_norm},

@@ -37,17 +37,19 @@ def attention(case: Any) -> Call:
 
 
 def attention_varlen(case: Any) -> Call:
-    """`flash_attn.flash_attn_varlen_func`, whose interface ours is."""
+    """`flash_attn.flash_attn_varlen_func`, whose interface ours is, with its `window_size` and `softcap`."""
     from flash_attn import flash_attn_varlen_func
 
     if case.dtype not in ("bf16", "fp16"):
         raise NotImplementedError("FlashAttention 2 takes fp16 and bf16 only")
     if case.axes["D"] > 256:
         raise NotImplementedError("FlashAttention 2 takes head dimensions up to 256")
+    _blocks.takes(case, "FlashAttention 2", "cap", "Sk")
     causal = case.options["mask"] == "causal"
+    more: dict[str, Any] = {"window_size": _blocks.reach(case)} if case.axes["W"] else {}
 
-    def call(mask: str, **inputs: Any) -> Any:
-        return flash_attn_varlen_func(**inputs, causal=causal)
+    def call(mask: str, window: int = 0, cap: float = 0.0, **inputs: Any) -> Any:
+        return flash_attn_varlen_func(**inputs, causal=causal, **more, **({"softcap": cap} if cap else {}))
 
     return call
 

@@ -37,15 +37,21 @@ def attention(case: Any) -> Call:
 
 
 def attention_varlen(case: Any) -> Call:
-    """`flash_attn.cute.flash_attn_varlen_func`, whose interface ours is."""
+    """`flash_attn.cute.flash_attn_varlen_func`, whose interface ours is; its `learnable_sink` for sinks, its
+    `softcap` for a cap of scores.
+    """
     from flash_attn.cute import flash_attn_varlen_func
 
     if case.dtype not in ("bf16", "fp16"):
         raise NotImplementedError("FlashAttention 4 takes fp16 and bf16 only")
     causal = case.options["mask"] == "causal"
+    fixed: dict[str, Any] = {"window_size": _blocks.reach(case)} if case.axes["W"] else {}
 
-    def call(mask: str, **inputs: Any) -> Any:
-        return flash_attn_varlen_func(**inputs, causal=causal)[0]
+    def call(mask: str, window: int = 0, sinks: Any = None, cap: float = 0.0, **inputs: Any) -> Any:
+        more = dict(fixed) if sinks is None else fixed | {"learnable_sink": sinks}
+        if cap:
+            more["softcap"] = cap
+        return flash_attn_varlen_func(**inputs, causal=causal, **more)[0]
 
     return refusing(call, AssertionError, ValueError)
 

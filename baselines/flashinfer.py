@@ -12,7 +12,7 @@ from typing import Any
 
 from . import _blocks
 from ._products import by_rows_of_k, has_recipe
-from ._terms import Call, forcing, forward_only, refusing
+from ._terms import Call, forcing, forward_only, refusing, telling
 
 REQUIRES = ("flashinfer-python",)
 ENVIRONMENT = "flashinfer"
@@ -199,19 +199,28 @@ def attention(case: Any) -> Call:
 
 @serving
 def attention_varlen(case: Any) -> Call:
-    """`BatchPrefillWithRaggedKVCacheWrapper`, planned once from where sequences start."""
+    """`BatchPrefillWithRaggedKVCacheWrapper`, planned once from where sequences start. A window is its
+    `window_left`, a cap of scores its `logits_soft_cap`.
+    """
     import flashinfer
     import torch
 
     _halves(case)
+    _blocks.takes(case, "its ragged wrapper", "cap", "Sk")
     H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
-    causal = case.options["mask"] == "causal"
+    causal, cap = case.options["mask"] == "causal", _blocks.cap_of(case)
+    left, right = _blocks.reach(case)
+    if right > 0:
+        raise NotImplementedError("FlashInfer's windows end at the query")
+    more: dict[str, Any] = {"window_left": left} if left >= 0 else {}
+    more |= {"logits_soft_cap": cap} if cap else {}
     planned = None
 
     def plan(q: Any, starts: Any, key_starts: Any) -> Any:
         workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-        wrapper.plan(starts, key_starts, H, Hkv, D, causal=causal, q_data_type=q.dtype, kv_data_type=q.dtype)
+        kinds = {"q_data_type": q.dtype, "kv_data_type": q.dtype}
+        wrapper.plan(starts, key_starts, H, Hkv, D, causal=causal, **kinds, **more)
         return wrapper
 
     def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **rest: Any) -> Any:
@@ -296,7 +305,11 @@ def attention_sparse(case: Any) -> Call:
             planned = plan(q, blocks)
         return planned.run(*(x[0].transpose(0, 1) for x in (q, k, v))).transpose(0, 1)[None]
 
-    return refusing(call, *CHECKS)
+    def tiles_left_out(blocks: Any, **inputs: Any) -> float:
+        """By the list that it is planned with."""
+        return _blocks.left_out(case, blocks[0].sum(-1))
+
+    return telling(refusing(call, *CHECKS), tiles_left_out=tiles_left_out)
 
 
 def in_use(lengths: Sequence[int], page: int, across: int) -> tuple[list[int], list[int], list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _blocks
-from ._terms import Call
+from ._terms import Call, telling
 
 REQUIRES = ("torch", "triton")
 DEVICES = ("cuda",)
@@ -106,11 +106,18 @@ def attention_sparse(case: Any) -> Call:
         blocks = choose(q, k, gate_q, gate_k, threshold)
         return compiled(q, k, v, block_mask=masked(blocks), enable_gqa=groups), blocks
 
-    return given if _blocks.given(case) else chosen
+    def tiles_left_out(q: Any, k: Any, gate_q: Any, gate_k: Any, blocks: Any, **rest: Any) -> float:
+        """By the lists of its `BlockMask`, partial blocks and full ones, which its kernels walk."""
+        fixed = _blocks.given(case)
+        mask = masked(blocks[None] if fixed else choose(q, k, gate_q, gate_k, rest.get("threshold")))
+        return _blocks.left_out(case, mask.kv_num_blocks + mask.full_kv_num_blocks)
+
+    return telling(given if _blocks.given(case) else chosen, tiles_left_out=tiles_left_out)
 
 
 def attention_varlen(case: Any) -> Call:
-    """`flex_attention`, compiled, on one long sequence whose tokens know their document.
+    """`flex_attention`, compiled, on one long sequence whose tokens know their document, and how far they are
+    from its end. A cap of scores and sinks are as of `attention`.
 
     The block mask is made once, as its documentation has it made once a batch for all layers.
     """
@@ -119,24 +126,44 @@ def attention_varlen(case: Any) -> Call:
 
     groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
-    compiled = torch.compile(flex_attention, dynamic=False)
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    before, after = _blocks.reach(case)
+    alike = case.options["keys"] == "same"
+    cap = _blocks.cap_of(case)
     blocks = None
 
-    def made(starts: Any, tokens: int) -> Any:
+    def made(starts: Any, key_starts: Any, tokens: int, keys: int) -> Any:
         documents = torch.repeat_interleave(starts.diff(), output_size=tokens)
+        owners = torch.repeat_interleave(key_starts.diff(), output_size=keys)
+        # Of a document the last query and the last key are in one place: what is between the ends of both.
+        shift = (key_starts - starts)[1:]
 
         def seen(b: Any, h: Any, query: Any, key: Any) -> Any:
-            same = documents[query] == documents[key]
-            return same & (query >= key) if causal else same
+            same = documents[query] == owners[key]
+            if not causal and before < 0:
+                return same
+            apart = query - key if alike else query + shift[documents[query]] - key
+            if before < 0:
+                return same & (apart >= 0)
+            return same & (apart <= before) & (apart >= -after)
 
-        return create_block_mask(seen, None, None, tokens, tokens, device=starts.device)
+        return create_block_mask(seen, None, None, tokens, keys, device=starts.device)
 
-    def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, **rest: Any) -> Any:
+    def capped(score: Any, b: Any, h: Any, query: Any, key: Any) -> Any:
+        return cap * torch.tanh(score / cap)
+
+    modified = {"score_mod": capped} if cap else {}
+
+    def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, sinks: Any = None, **rest: Any) -> Any:
         nonlocal blocks
         if blocks is None:
-            blocks = made(cu_seqlens_q, q.shape[0])
+            blocks = made(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0])
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        return compiled(q, k, v, block_mask=blocks, enable_gqa=groups)[0].transpose(0, 1)
+        given: dict[str, Any] = {"block_mask": blocks, "enable_gqa": groups, **modified}
+        if sinks is None:
+            return compiled(q, k, v, **given)[0].transpose(0, 1)
+        out, lse = compiled(q, k, v, **given, return_lse=True)
+        return (out * torch.sigmoid(lse - sinks[:, None])[..., None]).to(q.dtype)[0].transpose(0, 1)
 
     return call
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _blocks
+from ._terms import telling
 from ._torch_products import PRODUCTS
 
 REQUIRES = ("torch",)
@@ -178,24 +179,65 @@ def attention_sparse(case: Any) -> Callable[..., Any]:
         seen = _blocks.elements(blocks, causal, S)
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups), blocks
 
-    return given if _blocks.given(case) else chosen
+    def tiles_left_out(**inputs: Any) -> float:
+        """Of a mask of elements no backend knows which tiles it hides: all are computed, those after the diagonal
+        among them.
+        """
+        return _blocks.left_out(case, (-(-S // _blocks.BLOCK)) ** 2)
+
+    return telling(given if _blocks.given(case) else chosen, tiles_left_out=tiles_left_out)
 
 
 def attention_varlen(case: Any) -> Callable[..., Any]:
-    """`scaled_dot_product_attention` of one sequence after the other; the host waits for their lengths."""
+    """`scaled_dot_product_attention` of one sequence after the other; the host waits for their lengths. Windows,
+    and causal masks over other keys, are masks of elements, made once; with sinks or a cap of scores it is the
+    formula.
+    """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
     groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
+    formula = bool(case.options["sinks"] or case.options["cap"])
+    before, after = _blocks.reach(case)
+    if before < 0:
+        after = 0 if causal else 1 << 30
+    plain = not formula and not case.axes["W"] and (case.options["keys"] == "same" or not causal)
+    masks: dict[tuple[int, int], tuple[Any, Any]] = {}
 
-    def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, **rest: Any) -> Any:
+    def mask_of(S: int, Sk: int, device: Any) -> tuple[Any, Any]:
+        """(what is seen, the queries that see nothing), of which the first says that they see all: no NaN."""
+        if (S, Sk) not in masks:
+            seen = _blocks.lower_right(S, Sk, (before, after), device)
+            blind = ~seen.any(-1, keepdim=True)
+            masks[S, Sk] = seen | blind, blind
+        return masks[S, Sk]
+
+    def attended(q: Any, k: Any, v: Any, sinks: Any, cap: float) -> Any:
+        if not k.shape[2]:
+            return torch.zeros_like(q)
+        if plain:
+            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=groups)
+        seen, blind = mask_of(q.shape[2], k.shape[2], q.device)
+        if formula:
+            return _eager_attention(q, k, v, ~seen, sinks, cap).masked_fill(blind, 0)
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups).masked_fill(blind, 0)
+
+    def call(
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        sinks: Any = None,
+        cap: float = 0.0,
+        **rest: Any,
+    ) -> Any:
         lengths = cu_seqlens_q.diff().tolist()
-        parts = (x.transpose(0, 1)[None].split(lengths, 2) for x in (q, k, v))
-        outputs = [
-            scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=groups)
-            for q, k, v in zip(*parts, strict=True)
-        ]
+        others = lengths if case.options["keys"] == "same" else cu_seqlens_k.diff().tolist()
+        sizes = ((q, lengths), (k, others), (v, others))
+        parts = (x.transpose(0, 1)[None].split(size, 2) for x, size in sizes)
+        outputs = [attended(q, k, v, sinks, cap) for q, k, v in zip(*parts, strict=True)]
         return torch.cat(outputs, 2)[0].transpose(0, 1)
 
     return call
@@ -207,7 +249,10 @@ def attention_varlen_flash(case: Any) -> Callable[..., Any]:
 
     if case.dtype not in ("bf16", "fp16"):
         raise NotImplementedError("varlen_attn takes fp16 and bf16 only")
-    window = (-1, 0) if case.options["mask"] == "causal" else (-1, -1)
+    _blocks.takes(case, "varlen_attn", "Sk")
+    window = _blocks.reach(case)
+    if case.options["mask"] == "causal":
+        window = window[0], 0
     # Of grouped heads some versions want to be told, others do not know the word.
     told = "enable_gqa" in inspect.signature(varlen_attn).parameters and case.axes["H"] != case.axes["Hkv"]
     grouped: dict[str, Any] = {"enable_gqa": True} if told else {}
@@ -221,6 +266,7 @@ def attention_varlen_flash(case: Any) -> Callable[..., Any]:
         max_seqlen_q: int,
         max_seqlen_k: int,
         mask: str,
+        **rest: Any,
     ) -> Any:
         starts = cu_seqlens_q, cu_seqlens_k
         return varlen_attn(q, k, v, *starts, max_seqlen_q, max_seqlen_k, window_size=window, **grouped)
@@ -812,6 +858,48 @@ def linear_attention(case: Any) -> Callable[..., Any]:
     return call
 
 
+def gated_delta_rule(case: Any) -> Callable[..., Any]:
+    """Chunks of 64: triangular systems solved in fp32 for all at once, and a loop over chunks that passes their
+    states on. Products have operands of v's dtype.
+    """
+    import torch
+    from torch.nn import functional
+
+    def call(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, return_final_state: bool) -> Any:
+        S, dtype = v.shape[1], v.dtype
+        chunk = 64
+
+        def cut(t: Any) -> Any:
+            """(B, S, H, …) to (B, H, chunks, chunk, …)."""
+            return (
+                functional.pad(t, (0, 0) * (t.dim() - 2) + (0, -S % chunk)).unflatten(1, (-1, chunk)).movedim(3, 1)
+            )
+
+        queries, keys, values, logs, rates = cut(q), cut(k), cut(v), cut(g.float()), cut(beta.float())[..., None]
+        decays, total = _decays(logs), logs.cumsum(-1)
+        carried = total.exp()[..., None]
+        system = ((keys @ keys.mT) * decays * rates).float().tril(-1)
+        both = torch.cat((rates * values, rates * carried * keys), -1)
+        solved = torch.linalg.solve_triangular(system, both, upper=False, unitriangular=True).to(dtype)
+        own, past = solved.split((values.shape[-1], keys.shape[-1]), -1)
+        rest = (keys * (total[..., -1:] - total).exp()[..., None]).to(dtype).mT
+        state = initial_state
+        if state is None:
+            state = q.new_zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3])
+        state = state.float()
+        entering, taken = [], []
+        for i in range(logs.shape[2]):
+            entering.append(state.to(dtype))
+            taken.append(own[:, :, i] - past[:, :, i] @ entering[-1])
+            state = state * carried[:, :, i, -1:] + rest[:, :, i] @ taken[-1]
+        o = (queries @ keys.mT * decays).to(dtype) @ torch.stack(taken, 2)
+        o = o + (queries @ torch.stack(entering, 2)) * carried
+        o = o.to(dtype).movedim(1, 3).flatten(1, 2)[:, :S]
+        return (o, state) if return_final_state else o
+
+    return call
+
+
 def selective_state_update(case: Any) -> Callable[..., Any]:
     """Elementwise operations in fp32, the state updated in place: PyTorch has no operator for it."""
     from torch.nn import functional
@@ -941,6 +1029,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "fp8_quant": {"torch": fp8_quant},
     "fused_linear_cross_entropy": {"torch": fused_linear_cross_entropy},
     "gated_rms_norm": {"torch": gated_rms_norm},
+    "gated_delta_rule": {"torch": gated_delta_rule},
     "geglu": {"torch": geglu},
     "gelu": {"torch": gelu},
     "int8_linear": {"torch": int8_linear, "torch_dynamic_int8": int8_linear_dynamic},

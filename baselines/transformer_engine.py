@@ -105,6 +105,8 @@ def attention(case: Any) -> Call:
     _blocks.takes(case, "DotProductAttention as it is called here", "Sk")
     H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
     causal = case.options["mask"] == "causal"
+    if "W" in case.axes and not causal and _blocks.keys(case) != case.axes["S"]:
+        raise NotImplementedError("DotProductAttention aligns a window without a mask to the first query and key")
     windowed = {"window_size": _blocks.reach(case)} if "W" in case.axes else {}
     kind = "causal_bottom_right" if _blocks.keys(case) != case.axes["S"] else "causal"
     kind = kind if causal else "no_mask"
@@ -123,9 +125,14 @@ def attention_varlen(case: Any) -> Call:
     """`transformer_engine.pytorch.DotProductAttention` on packed tokens, its layout `thd`."""
     from transformer_engine.pytorch import DotProductAttention
 
+    _blocks.takes(case, "DotProductAttention as it is called here", "Sk")
     H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
-    kind = "padding_causal" if case.options["mask"] == "causal" else "padding"
-    module = DotProductAttention(H, D, num_gqa_groups=Hkv, qkv_format="thd", attn_mask_type=kind)
+    causal, other = case.options["mask"] == "causal", case.options["keys"] != "same"
+    if case.axes["W"] and other and not causal:
+        raise NotImplementedError("DotProductAttention aligns a window without a mask to the first query and key")
+    kind = "padding" if not causal else "padding_causal_bottom_right" if other else "padding_causal"
+    windowed = {"window_size": _blocks.reach(case)} if case.axes["W"] else {}
+    module = DotProductAttention(H, D, num_gqa_groups=Hkv, qkv_format="thd", attn_mask_type=kind, **windowed)
 
     def call(
         q: Any,
@@ -136,6 +143,7 @@ def attention_varlen(case: Any) -> Call:
         max_seqlen_q: int,
         max_seqlen_k: int,
         mask: str,
+        **rest: Any,
     ) -> Any:
         return module(
             q,

@@ -427,10 +427,13 @@ def attention(case: Any) -> Call:
 
 @serving
 def attention_varlen(case: Any) -> Call:
-    """FlashAttention 3's forward pass by its operator, on packed tokens as it is built for."""
+    """FlashAttention 3's forward pass by its operator, on packed tokens as it is built for. Windows, a cap of
+    scores and sinks are its own.
+    """
     fwd = _fa3(case)
     causal = case.options["mask"] == "causal"
     scale = case.axes["D"] ** -0.5
+    left, right = _blocks.reach(case)
 
     def call(
         q: Any,
@@ -441,6 +444,9 @@ def attention_varlen(case: Any) -> Call:
         max_seqlen_q: int,
         max_seqlen_k: int,
         mask: str,
+        window: int = 0,
+        sinks: Any = None,
+        cap: float = 0.0,
     ) -> Any:
         return fwd(
             q, k, v,
@@ -449,9 +455,9 @@ def attention_varlen(case: Any) -> Call:
             None, None, None,
             None, None, None,
             None, None, None,
-            scale, causal, -1, -1, 0.0,
+            scale, causal, left, right, cap,
             True, None, 1, None, 0,
-            None, 1, 0, None,
+            sinks, 1, 0, None,
         )[0]  # fmt: skip
 
     return call

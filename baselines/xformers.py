@@ -77,7 +77,11 @@ def attention_varlen(case: Any) -> Call:
     from xformers.ops import memory_efficient_attention
     from xformers.ops.fmha.attn_bias import BlockDiagonalMask
 
+    _blocks.takes(case, "memory_efficient_attention", "Sk")
+    if case.axes["W"]:
+        raise NotImplementedError("of packed sequences its windows are for as many keys as queries only")
     H, Hkv = case.axes["H"], case.axes["Hkv"]
+    other = case.options["keys"] != "same"
     bias: Any = None
 
     def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, mask: str, **rest: Any) -> Any:
@@ -86,7 +90,7 @@ def attention_varlen(case: Any) -> Call:
             lengths = (x.diff().tolist() for x in (cu_seqlens_q, cu_seqlens_k))
             bias = BlockDiagonalMask.from_seqlens(*lengths, device=q.device)
             if mask == "causal":
-                bias = bias.make_causal()
+                bias = bias.make_causal_from_bottomright() if other else bias.make_causal()
         q, k, v = (x[None] for x in (q, k, v))
         if Hkv == H:
             return memory_efficient_attention(q, k, v, attn_bias=bias)[0]

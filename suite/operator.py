@@ -151,6 +151,9 @@ class Operator(Definition):
       `error_unquantized`.
     * `measures` are metrics beside those that every operator has: each takes (outputs, references, inputs) and
       gives a number, once a process, or None where a case has none.
+    * `told` are metrics that only an implementation knows, what it executed for one: its call has a function by
+      the metric's name, which takes the operator's inputs by keyword and gives a number, or raises
+      `NotImplementedError` with why it cannot say. A row without the number says why.
     * `rates` are metrics that follow from the time of a call: each takes the case and milliseconds.
     * `yardsticks`: calls on the same inputs that give a scale and are not implementations.
     * `forms`: other ways in which our own kernel computes it. For each its file has a function by the operator's
@@ -176,6 +179,7 @@ class Operator(Definition):
     variations: Mapping[tuple[str, Option], Callable[[Inputs, Case], Inputs]] = field(default_factory=dict)
     unquantized: Callable[[Case, torch.device, torch.Generator], Result] | None = None
     measures: Mapping[Metric, Callable[[list[Any], list[Any], Inputs], float | None]] = field(default_factory=dict)
+    told: tuple[Metric, ...] = ()
     rates: Mapping[Metric, Callable[[Case, float], float]] = field(default_factory=dict)
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     forms: tuple[str, ...] = ()
@@ -193,7 +197,7 @@ class Operator(Definition):
         """Those of every operator, its own, and of one over ranks what is seen of these."""
         ranks = RANK_METRICS if self.distributed else EACH_METRICS if self.each else ()
         unquantized = () if self.unquantized is None else (ERROR_UNQUANTIZED,)
-        return (*OPERATOR_METRICS, *BOARD_METRICS, *unquantized, *ranks, *self.rates, *self.measures)
+        return (*OPERATOR_METRICS, *BOARD_METRICS, *unquantized, *ranks, *self.rates, *self.told, *self.measures)
 
     @property
     def distributed(self) -> bool:

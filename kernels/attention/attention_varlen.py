@@ -26,7 +26,9 @@ import triton.language as tl
 
 from .._common import capability, cdiv, check, choice, on, operator, power_of_2, roomy
 from .._online_softmax import weighted
-from ._tile_functions import LOG2E, LOWEST
+from ._dispatch import like_sinks
+from ._portable_backward import planned_gradient_in_sinks
+from ._tile_functions import LOG2E, LOG2E_ON_DEVICE, LOWEST, capped, seen_by, walk_span
 from ._tiling import Tiles, modest, row_contiguous, tile_width
 
 HOPPER = ("forward", "backward")
@@ -42,13 +44,17 @@ side of the product, how many blocks are listed before the sequence's first, how
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of one, mask."""
+    """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of one, mask,
+    window and cap of scores, 0 for none.
+    """
 
     D: int
     queries: int
     keys: int
     width: int
     causal: bool
+    window: int = 0
+    cap: float = 0.0
 
 
 def attention_varlen(
@@ -60,6 +66,9 @@ def attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     mask: Literal["causal", "full"] = "causal",
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """softmax(q·kᵀ / √D)·v of each sequence: q (T, H, D), k and v (Tk, Hkv, D) to (T, H, D), contiguous, like q.
 
@@ -73,12 +82,19 @@ def attention_varlen(
     2.1: of Lq queries and Lk keys, query i sees the keys up to i + Lk − Lq. A query that sees none gives zeros.
     Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
 
-    Differentiable once in q, k and v. The same inputs give the same bits on the same device, but for the gradient
-    in q on Hopper (compute capability 9.0), which is summed in no fixed order. Where
+    A `window` of w, at least 1, hides the keys w or more places away: a query sees the key in its place and the
+    w - 1 before it, and under a "full" mask the w - 1 after it. The last query and the last key of a sequence
+    are in one place under either mask then. A `cap` above 0 makes scores cap · tanh(score / cap), before the mask.
+    `sinks` (H,), in bf16, fp16 or fp32, are one more logit a head in the softmax's denominator, without a value.
+    With any of the three the portable kernels run.
+
+    Differentiable once in q, k, v and sinks. The same inputs give the same bits on the same device, but for the
+    gradient in q on Hopper (compute capability 9.0), which is summed in no fixed order. Where
     `torch.use_deterministic_algorithms(True)` holds when gradients are computed, it is deterministic too, by
     kernels that take 1.2 to 1.5 times as long.
 
-    Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape, device, mask or length.
+    Raises `TypeError` for a wrong dtype or a window that is no integer, and `ValueError` for a wrong shape,
+    device, mask, length, window or cap.
     """
     choice("mask", mask, ("causal", "full"))
     check("q", q, dim=3)
@@ -98,9 +114,19 @@ def attention_varlen(
     for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if longest < 0:
             raise ValueError(f"{name} is {longest}, expected a length")
+    if window is not None:
+        if isinstance(window, bool) or not isinstance(window, int):
+            raise TypeError(f"window must be an integer or None, not {type(window).__name__}")
+        if window < 1:
+            raise ValueError(f"window is {window}, expected at least 1")
+    if sinks is not None:
+        check("sinks", sinks, shape=(H,), like=q)
+    if not 0 <= cap < math.inf:
+        raise ValueError(f"cap is {cap}, expected a number above 0, or 0 for none")
     output: torch.Tensor = _attention_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, mask == "causal"
-    )[0]
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, mask == "causal", window or 0, sinks,
+        float(cap),
+    )[0]  # fmt: skip
     return output
 
 
@@ -219,9 +245,14 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         keys = _load(k, start, stride_kt, length, c.D, c.keys, c.width, MASKED)
         # S = Q·Kᵀ
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        if c.cap > 0:
+            scores, _ = capped(scores, scale, c.cap)
         if MASKED:
             columns = start + tl.arange(0, c.keys)
-            if c.causal:
+            if c.window:
+                seen = seen_by(last[:, None], columns[None, :], length, c.causal, c.window)
+                scores = tl.where(seen, scores, float("-inf"))
+            elif c.causal:
                 # Keys beyond the sequence are hidden too: they come after every row that is stored.
                 scores = tl.where(last[:, None] >= columns[None, :], scores, float("-inf"))
             else:
@@ -247,10 +278,11 @@ def _seen(first, length, offset, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, C
 
 @triton.jit(do_not_specialize=["T", "rows", "H"])
 def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lse, table, q_strides, k_strides, v_strides, T, rows, H, groups, scale, c: tl.constexpr
+    q, k, v, out, lse, table, q_strides, k_strides, v_strides, T, rows, H, groups, scale, sinks, c: tl.constexpr
 ):  # fmt: skip
     """One block of queries of one head. `lse` (H, T) is the base-2 log of the sum of 2^score; of a row that sees
-    nothing it is +inf, which makes all of its probabilities 0.
+    nothing it is +inf, which makes all of its probabilities 0. `sinks` (H,) are logits beside the scores, without
+    values; None for none.
     """
     BLOCK: tl.constexpr = c.queries
     WIDTH: tl.constexpr = c.width
@@ -269,10 +301,23 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     total = tl.zeros([BLOCK, WIDTH], tl.float32)
     row_max = tl.full([BLOCK], LOWEST, tl.float32)
     row_sum = tl.zeros([BLOCK], tl.float32)
+    if sinks is not None:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E_ON_DEVICE
+        row_max = tl.maximum(row_max, sink)
+        row_sum = tl.exp2(sink - row_max)
     state = (total, row_max, row_sum)
-    middle, high = _seen(first, keys, offset, c.queries, c.keys, c.causal)
+    low = 0
+    if c.window:
+        before, low, middle, high = walk_span(
+            first + offset, c.window - 1, 0 if c.causal else c.window - 1, keys, c.queries, c.keys
+        )  # fmt: skip
+        state = _attend(
+            state, tile, k, v, first, before, low, k_strides[0], v_strides[0], keys, offset, scale, c, True
+        )  # fmt: skip
+    else:
+        middle, high = _seen(first, keys, offset, c.queries, c.keys, c.causal)
     state = _attend(
-        state, tile, k, v, first, 0, middle, k_strides[0], v_strides[0], keys, offset, scale, c, False
+        state, tile, k, v, first, low, middle, k_strides[0], v_strides[0], keys, offset, scale, c, False
     )  # fmt: skip
     state = _attend(
         state, tile, k, v, first, middle, high, k_strides[0], v_strides[0], keys, offset, scale, c, True
@@ -337,7 +382,8 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
     sums, keys, values, q, grad, lse, delta, first, low, high, stride_qt, stride_gt, length, offset, scale,
     c: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """(dK, dV) of a block of keys with queries `low` to `high` of one head added. Scores are transposed here.
+    """(dK, dV) of a block of keys with queries `low` to `high` of one head added. Scores are transposed here. With
+    a window MASKED is that at its edges.
 
     Rows beyond the sequence are zeros with a log-sum-exp of +inf, and so have probabilities of 0 but for keys of
     -inf: 0 · -inf is NaN.
@@ -350,8 +396,15 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         level = tl.load(lse + rows, mask=rows < length, other=float("inf"))
         # Sᵀ = K·Qᵀ
         scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
+        if c.cap > 0:
+            scores, slope = capped(scores, scale, c.cap)
         exponents = scores * scale - level[None, :]
-        if MASKED:
+        if MASKED and c.window:
+            place = (rows + offset)[None, :]
+            seen = (rows < length)[None, :] & (place < columns[:, None] + c.window)
+            seen = seen & (place >= columns[:, None] if c.causal else columns[:, None] < place + c.window)
+            exponents = tl.where(seen, exponents, float("-inf"))
+        elif MASKED:
             last = tl.where(rows < length, rows + offset, -1)
             exponents = tl.where(last[None, :] >= columns[:, None], exponents, float("-inf"))
         else:
@@ -366,6 +419,8 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         dp = tl.dot(values, tl.trans(g), input_precision="ieee")
         # dS = P ∘ (dP - delta)
         ds = weights * (dp - of_row[None, :])
+        if c.cap > 0:
+            ds = ds * slope
         # dK += dSᵀ·Q
         dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee")
     return dk, dv
@@ -401,18 +456,28 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         g_head = _head(grad, start, query_head, grad_strides)
         at = query_head.to(tl.int64) * T + start
         middle = 0
-        if c.causal:
-            # From the first query that sees the first key on, and to the last that does not see the last.
-            low = tl.maximum(tl.minimum(first - offset, queries), 0) // c.queries * c.queries
-            middle = tl.cdiv(tl.maximum(first - offset + c.keys - 1, 0), c.queries) * c.queries
+        if c.window:
+            # One loop, all of it masked: three would spill, and a short window cuts nearly all of its tiles.
+            low, _, _, high = walk_span(
+                first - offset, 0 if c.causal else c.window - 1, c.window - 1, queries, c.keys, c.queries
+            )  # fmt: skip
             sums = _gather_keys(
-                sums, keys, values, q_head, g_head, lse + at, delta + at, first, low, tl.minimum(middle, queries),
+                sums, keys, values, q_head, g_head, lse + at, delta + at, first, low, high,
                 strides[0][0], grad_strides[0], queries, offset, scale, c, True,
             )  # fmt: skip
-        sums = _gather_keys(
-            sums, keys, values, q_head, g_head, lse + at, delta + at, first, middle, queries,
-            strides[0][0], grad_strides[0], queries, offset, scale, c, False,
-        )  # fmt: skip
+        else:
+            if c.causal:
+                # From the first query that sees the first key on, and to the last that does not see the last.
+                low = tl.maximum(tl.minimum(first - offset, queries), 0) // c.queries * c.queries
+                middle = tl.cdiv(tl.maximum(first - offset + c.keys - 1, 0), c.queries) * c.queries
+                sums = _gather_keys(
+                    sums, keys, values, q_head, g_head, lse + at, delta + at, first, low,
+                    tl.minimum(middle, queries), strides[0][0], grad_strides[0], queries, offset, scale, c, True,
+                )  # fmt: skip
+            sums = _gather_keys(
+                sums, keys, values, q_head, g_head, lse + at, delta + at, first, middle, queries,
+                strides[0][0], grad_strides[0], queries, offset, scale, c, False,
+            )  # fmt: skip
     dk, dv = sums
     stride = heads * D
     _store(_head(dk_out, key_start, head, (stride, D)), dk * root, first, stride, length, D, c.keys, c.width)
@@ -431,11 +496,16 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
         values = _load(v, start, stride_vt, length, c.D, c.keys, c.width, MASKED)
         # S = Q·Kᵀ
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        if c.cap > 0:
+            scores, slope = capped(scores, scale, c.cap)
         exponents = scores * scale - level[:, None]
         if MASKED:
             # Keys beyond the sequence are zeros, but 2^(0 - level) can overflow, and inf · 0 is NaN.
             columns = start + tl.arange(0, c.keys)
-            if c.causal:
+            if c.window:
+                seen = seen_by(last[:, None], columns[None, :], length, c.causal, c.window)
+                exponents = tl.where(seen, exponents, float("-inf"))
+            elif c.causal:
                 exponents = tl.where(last[:, None] >= columns[None, :], exponents, float("-inf"))
             else:
                 exponents = tl.where((columns < length)[None, :], exponents, float("-inf"))
@@ -445,6 +515,8 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
         dp = tl.dot(g, tl.trans(values), input_precision="ieee")
         # dS = P ∘ (dP - delta)
         ds = weights * (dp - of_row[:, None])
+        if c.cap > 0:
+            ds = ds * slope
         # dQ += dS·K
         dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision="ieee")
     return dq
@@ -477,9 +549,19 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
     level = tl.load(lse + at + rows, mask=rows < length, other=float("inf"))
     of_row = tl.load(delta + at + rows, mask=rows < length, other=0.0)
     dq = tl.zeros([BLOCK, WIDTH], tl.float32)
-    middle, high = _seen(first, keys, offset, c.queries, c.keys, c.causal)
+    low = 0
+    if c.window:
+        before, low, middle, high = walk_span(
+            first + offset, c.window - 1, 0 if c.causal else c.window - 1, keys, c.queries, c.keys
+        )  # fmt: skip
+        dq = _gather_queries(
+            dq, queries, g, level, of_row, k, v, first, before, low, strides[1][0], strides[2][0], keys, offset,
+            scale, c, True,
+        )  # fmt: skip
+    else:
+        middle, high = _seen(first, keys, offset, c.queries, c.keys, c.causal)
     dq = _gather_queries(
-        dq, queries, g, level, of_row, k, v, first, 0, middle, strides[1][0], strides[2][0], keys, offset, scale,
+        dq, queries, g, level, of_row, k, v, first, low, middle, strides[1][0], strides[2][0], keys, offset, scale,
         c, False,
     )  # fmt: skip
     dq = _gather_queries(
@@ -575,6 +657,9 @@ def _launch_forward(
     max_seqlen_q: int,
     max_seqlen_k: int,
     causal: bool,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> tuple[Any, Any]:
     T, H, D = q.shape
     out = q.new_empty(q.shape)
@@ -582,7 +667,7 @@ def _launch_forward(
     if out.numel() == 0 or cu_seqlens_q.shape[0] == 1:
         return out, lse
     starts, key_starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
-    hopper = _hopper(q.device)
+    hopper = None if window or cap or sinks is not None else _hopper(q.device)
     if hopper is not None and "forward" in HOPPER and hopper.forward.fits(q, k, v, max_seqlen_q):
         table, rows = listed(starts, key_starts, T, hopper.forward.unit(D))
         hopper.forward.forward(q, k, v, out, lse, table, rows, causal)
@@ -590,11 +675,12 @@ def _launch_forward(
     q, k, v = row_contiguous(q), row_contiguous(k), row_contiguous(v)
     t = tiles("forward", q, max_seqlen_q)
     table, rows = listed(starts, key_starts, T, t.resident)
-    c = Config(D, t.resident, t.streamed, tile_width(D), causal)
+    c = Config(D, t.resident, t.streamed, tile_width(D), causal, window, cap)
+    sinks = None if sinks is None else sinks.contiguous()
     with on(q):
         _forward[(rows * H,)](
             q, k, v, out, lse, table, q.stride()[:2], k.stride()[:2], v.stride()[:2],
-            T, rows, H, H // k.shape[1], LOG2E / math.sqrt(D), c, num_warps=t.warps, num_stages=t.stages,
+            T, rows, H, H // k.shape[1], LOG2E / math.sqrt(D), sinks, c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out, lse
 
@@ -611,16 +697,20 @@ def _launch_backward(
     max_seqlen_q: int,
     max_seqlen_k: int,
     causal: bool,
-) -> tuple[Any, Any, Any]:
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
+) -> tuple[Any, Any, Any, Any]:
     T, H, D = q.shape
     Tk, heads = k.shape[:2]
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    ds = like_sinks(q, sinks)
     if dq.numel() == 0 or dk.numel() == 0 or cu_seqlens_q.shape[0] == 1:
-        return dq.zero_(), dk.zero_(), dv.zero_()
+        return dq.zero_(), dk.zero_(), dv.zero_(), ds.zero_()
     starts, key_starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
     q, k, v, grad = row_contiguous(q), row_contiguous(k), row_contiguous(v), row_contiguous(grad)
     groups = H // heads
-    hopper = _hopper(q.device)
+    hopper = None if window or cap or sinks is not None else _hopper(q.device)
     if hopper is not None and "backward" in HOPPER and hopper.forward.fits(q, k, v, max_seqlen_q):
         block = hopper.deterministic.BLOCK
         lists = listed(starts, key_starts, T, block), listed(key_starts, starts, Tk, block)
@@ -632,7 +722,7 @@ def _launch_backward(
         unordered = hopper.backward.AVAILABLE and hopper.backward.fits(level) and not fixed
         kernels = hopper.backward if unordered else hopper.deterministic
         kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, *lists, causal, max_seqlen_q)
-        return dq, dk, dv
+        return dq, dk, dv, ds
     delta = torch.empty_like(lse)
     strides = (q.stride()[:2], k.stride()[:2], v.stride()[:2])
     root = 1 / math.sqrt(D)
@@ -641,19 +731,25 @@ def _launch_backward(
         _delta[(cdiv(T, 64) * H,)](out, grad, delta, grad.stride()[:2], T, H, D, 64, tile_width(D), num_warps=4)
         t = tiles("keys", q, max_seqlen_k)
         table, rows = listed(key_starts, starts, Tk, t.resident)
-        c = Config(D, t.streamed, t.resident, tile_width(D), causal)
+        c = Config(D, t.streamed, t.resident, tile_width(D), causal, window, cap)
         _backward_keys[(rows * heads,)](
             q, k, v, grad, lse, delta, dk, dv, table, strides, grad.stride()[:2], T, rows, heads, groups,
             scale, root, c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         t = tiles("queries", q, max_seqlen_q)
         table, rows = listed(starts, key_starts, T, t.resident)
-        c = Config(D, t.resident, t.streamed, tile_width(D), causal)
+        c = Config(D, t.resident, t.streamed, tile_width(D), causal, window, cap)
         _backward_queries[(rows * H,)](
             q, k, v, grad, lse, delta, dq, table, strides, grad.stride()[:2], T, rows, H, groups,
             scale, root, c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
-    return dq, dk, dv
+    if sinks is not None:
+        # Rows of no sequence were not written, in delta neither: what is read of them must count nothing.
+        row = torch.arange(T, device=q.device)
+        written = (row >= starts[0]) & (row < starts[-1])
+        lse, delta = lse.masked_fill(~written, math.inf), delta.masked_fill(~written, 0.0)
+        planned_gradient_in_sinks(sinks, lse[None], T)(sinks, lse[None], delta, ds)
+    return dq, dk, dv, ds
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -661,21 +757,23 @@ def _launch_backward(
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.constants = inputs
+    q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.constants, sinks, ctx.cap = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, *output)
+    ctx.save_for_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, *output, sinks)
 
 
 def _differentiate(ctx: Any, grad: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
     if grad is None:
-        return (None,) * 8
-    return (*_gradients(grad, *ctx.saved_tensors, *ctx.constants), *(None,) * 5)
+        return (None,) * 11
+    *saved, sinks = ctx.saved_tensors
+    *gradients, ds = _gradients(grad, *saved, *ctx.constants, sinks, ctx.cap)
+    return *gradients, *(None,) * 6, None if sinks is None else ds, None
 
 
 _attention_varlen = operator(
     "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q,"
-    " SymInt max_seqlen_k, bool causal) -> (Tensor, Tensor)",
+    " SymInt max_seqlen_k, bool causal, int window, Tensor? sinks, float cap) -> (Tensor, Tensor)",
     _launch_forward,
     lambda q, *rest: (q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)),
     _save,
@@ -684,8 +782,13 @@ _attention_varlen = operator(
 
 _gradients = operator(
     "attention_varlen_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q,"
-    " Tensor cu_seqlens_k, Tensor out, Tensor lse, SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal)"
-    " -> (Tensor, Tensor, Tensor)",
+    " Tensor cu_seqlens_k, Tensor out, Tensor lse, SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal,"
+    " int window, Tensor? sinks, float cap) -> (Tensor, Tensor, Tensor, Tensor)",
     _launch_backward,
-    lambda grad, q, k, v, *rest: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)),
+    lambda grad, q, k, v, *rest: (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+        like_sinks(q, rest[-2]),
+    ),
 )

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from .attention_window import attention_window
+
 
 def attention_varlen(
     q: torch.Tensor,
@@ -18,8 +20,13 @@ def attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     mask: Literal["causal", "full"] = "causal",
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
-    """As `kernels/attention/attention_varlen.py` says, of tensors on a CPU."""
+    """As `kernels/attention/attention_varlen.py` says, of tensors on a CPU; without sinks and caps."""
+    if sinks is not None or cap:
+        raise NotImplementedError("PyTorch's fused attention has neither sinks nor a cap of scores")
     lengths = zip(*(x.diff().tolist() for x in (cu_seqlens_q, cu_seqlens_k)), strict=True)
     outputs = []
     row = key = 0
@@ -29,7 +36,11 @@ def attention_varlen(
             x[start : start + count * length].view(count, length, *x.shape[1:]).transpose(1, 2)
             for x, start, length in ((q, row, queries), (k, key, keys), (v, key, keys))
         ]
-        output = _batch(heads_first[0], heads_first[1], heads_first[2], mask == "causal")
+        q_part, k_part, v_part = heads_first
+        if window:
+            output = attention_window(q_part, k_part, v_part, mask, window)
+        else:
+            output = _batch(q_part, k_part, v_part, mask == "causal")
         outputs.append(output.transpose(1, 2).flatten(0, 1))
         row, key = row + count * queries, key + count * keys
     return torch.cat(outputs) if outputs else torch.zeros_like(q)

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..analysis.rows import DERIVED, Row
-from ..store.metric import Metric
+from ..store.metric import LATENCY, LAUNCH, Metric
 from ..store.record import PROVIDER
 
 CASES_IN_A_GROUP = 12
@@ -65,15 +65,28 @@ def goodness(row: Row) -> float:
     return -found.value if found.better == "higher" else found.value
 
 
+SHORT_MS = 0.02
+"""Device time below which a call's launch is most of what its user waits for."""
+
+
+def short(row: Row) -> bool:
+    """Whether a row's device time is so short that its time with the launch belongs beside it."""
+    value = row.value(LATENCY.name)
+    return value is not None and value < SHORT_MS
+
+
 def columns(rows: Iterable[Row], metrics: Iterable[Metric], terminal: bool = False) -> tuple[Metric, ...]:
-    """The metrics beside the primary one that have a column for these rows: what none of them has is left out."""
+    """The metrics beside the primary one that have a column for these rows: what none of them has is left out. A
+    terminal has that of launches where a row is short.
+    """
     found = list(rows)
     primary = {x.primary for x in found}
+    brief = any(map(short, found))
     return tuple(
         x
         for x in (*metrics, *DERIVED)
         if x.name not in primary and x.abscissa is None
-        if x.shown == "table" or (x.shown == "report" and not terminal)
+        if x.shown == "table" or (x.shown == "report" and (not terminal or (x.name == LAUNCH.name and brief)))
         if any(x.name in row.metrics for row in found)
     )
 

@@ -8,7 +8,7 @@ from .. import figures
 from ..analysis.rows import BANDWIDTH, DERIVED, THROUGHPUT, Row, category, rows
 from ..analysis.selection import EVERYTHING, Selection
 from ..store.journal import Journal
-from ..store.metric import LATENCY, Metric
+from ..store.metric import LATENCY, LAUNCH, Metric
 from ..store.record import PROVIDER, YARDSTICK
 from . import summary
 from .convergence_table import convergence_table
@@ -88,7 +88,7 @@ def _group_table(group: Group, metrics: Sequence[Metric]) -> Table:
             Column("implementation"),
             Column(_short(primary), number=True),
             Column("±", number=True, drop=1),
-            *(Column(_short(x), number=True, drop=4 if x in DERIVED else 5 + i) for i, x in enumerate(beside)),
+            *(Column(_short(x), number=True, drop=_drop(x, i)) for i, x in enumerate(beside)),
             *((Column("limit", number=True, drop=2),) if limit else ()),
             Column("vs best", number=True),
             Column("vs eager", number=True, drop=3),
@@ -103,6 +103,11 @@ def _group_table(group: Group, metrics: Sequence[Metric]) -> Table:
 def _short(metric: Metric) -> str:
     """A column's heading in a terminal: a quantity that its unit says is not named."""
     return metric.unit if metric in (LATENCY, *DERIVED) else metric.heading
+
+
+def _drop(metric: Metric, place: int) -> int:
+    """How soon a narrow terminal leaves a metric out. Launches are there for short rows alone and stay longest."""
+    return 1 if metric.name == LAUNCH.name else 4 if metric in DERIVED else 5 + place
 
 
 def _add_case(table: Table, label: str, case: CaseRows, beside: Sequence[Metric], limit: bool) -> None:

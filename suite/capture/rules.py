@@ -92,7 +92,7 @@ def _kind(
         return "attention_decode", q, {"B": B, "Sq": 1, "H": H, "Hkv": Hkv, "S": Sk, "D": D}, {"page": 0}
     axes = {"B": B, "H": H, "Hkv": Hkv, "S": S, "D": D}
     if window:
-        return "attention_window", q, {**axes, "W": window}, options
+        return "attention_window", q, {**axes, "W": window, **({} if Sk == S else {"Sk": Sk})}, options
     return "attention", q, axes if Sk == S else {**axes, "Sk": Sk}, options
 
 

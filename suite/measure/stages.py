@@ -97,6 +97,8 @@ class Trial:
     """What the process was before any implementation was loaded."""
     remarks: tuple[str, ...] = field(default=(), init=False)
     """What the implementation had changed in the process that was put back."""
+    untold: tuple[str, ...] = field(default=(), init=False)
+    """Metrics that only the implementation knows and does not say, each with the reason."""
     by_rank: list[tuple[float, ...]] = field(default_factory=list, init=False)
     """Every rank's time of each sample."""
     shared: int = field(default=0, init=False)
@@ -139,6 +141,7 @@ class Trial:
         stage = self._stage
         with stage("verify"), self.bench.known():
             error = self.verify(call) if self.gated else None
+            self.ask(loaded)
         with stage("warm up"):
             self.warm_up(call)
         with stage("calibrate"):
@@ -189,6 +192,15 @@ class Trial:
             if (value := measure(outputs, bench.references, bench.inputs)) is not None:
                 self.measured[metric.name] = value
         return error
+
+    def ask(self, loaded: Callable[..., Any]) -> None:
+        """What the implementation alone knows of a call, or why it does not say."""
+        for metric in self.bench.operator.told if self.gated else ():
+            value, reason = self.bench.told(loaded, metric.name)
+            if value is not None:
+                self.measured[metric.name] = value
+            else:
+                self.untold = (*self.untold, f"no {metric.name}: {reason}")
 
     def verify_again(self, call: Callable[[], Any]) -> None:
         """After timing: other inputs must still give another answer, the true ones the right one."""
@@ -389,7 +401,12 @@ class Trial:
             telemetry=watch.telemetry(),
             throttled=tuple(watch.throttled),
             tuning=tuning,
-            remarks=(*self.remarks, *watch.company(), *([f"no energy: {unknown}"] if unknown else [])),
+            remarks=(
+                *self.remarks,
+                *self.untold,
+                *watch.company(),
+                *([f"no energy: {unknown}"] if unknown else []),
+            ),
             code=code,
         )
 

@@ -272,6 +272,19 @@ class Workbench:
         said = getattr(implementation, "shared", None)
         return 0 if said is None else int(said(**self.inputs))
 
+    def told(self, implementation: Callable[..., Any], name: str) -> tuple[float | None, str]:
+        """(number, why there is none) of a metric that only the implementation knows (`Operator.told`)."""
+        import torch
+
+        say = getattr(implementation, name, None)
+        if say is None:
+            return None, "this implementation does not say"
+        with torch.no_grad():
+            try:
+                return float(say(**self.inputs)), ""
+            except NotImplementedError as error:
+                return None, str(error)
+
     def held(self) -> int:
         """Bytes of the inputs and of the gradients of outputs."""
         return sum(x.numel() * x.element_size() for x in (*(x for _, x in tensors(self.inputs)), *self.gradients))

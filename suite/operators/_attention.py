@@ -106,6 +106,23 @@ def attended(
     return torch.cat(columns, 1).view(*q.shape[:3], v.shape[-1])
 
 
+def visible(S: int, Sk: int, mask: str, window: int = 0) -> int:
+    """Pairs of one of S queries and a key of Sk that it sees, the last of both in one place."""
+
+    def upto(place: int) -> int:
+        """Over the queries whose place is at most this, how many keys are at most in theirs."""
+        inside = min(max(place + 1, 0), Sk)
+        return inside * (inside + 1) // 2 + max(0, place + 1 - Sk) * Sk
+
+    def before(apart: int) -> int:
+        """Pairs whose key is at most so many places after the query."""
+        return upto(Sk - 1 + apart) - upto(Sk - S - 1 + apart)
+
+    reach = max(S, Sk)
+    ahead = 0 if mask == "causal" else min(window or reach, reach) - 1
+    return before(ahead) - (before(-window) if window else 0)
+
+
 def relaid(inputs: Inputs, case: Case, names: tuple[str, ...], packed: bool) -> Inputs:
     """The same numbers (B, H, S, D) stored as (B, S, H, D), or as views of one projection.
 

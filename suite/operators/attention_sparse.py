@@ -7,8 +7,9 @@ best one or was trained, and all products not too far below the row's largest. B
 layout the nearest blocks, and any: what choosing is to be better than.
 
 Choosing blocks is inside of the call and its time, in a forward pass. A backward pass is that of the blocks which
-were chosen: the choice has no derivative. Every row says what share of dense attention's tiles was left out, and
-how far its output is from dense attention's. On drawn inputs that deviation ranks the patterns and says nothing of
+were chosen: the choice has no derivative. Every row says what share of dense attention's tiles the implementation
+left out, counted in the blocks that it executed itself, beside that of the reference's choice, and how far its
+output is from dense attention's. On drawn inputs that deviation ranks the patterns and says nothing of
 models.
 """
 
@@ -398,7 +399,14 @@ LEFT_OUT = Metric(
     "tiles_left_out",
     "1",
     better="neither",
-    about="The share of dense attention's tiles of 128 × 128 that the blocks leave out.",
+    about="The share of dense attention's work, in tiles of 128 × 128, that the implementation did not execute: "
+    "counted in its own blocks; below 0 where it computes what the mask hides.",
+)
+REFERENCE_LEFT_OUT = Metric(
+    "tiles_left_out_reference",
+    "1",
+    better="neither",
+    about="The share of dense attention's tiles of 128 × 128 that the reference's blocks leave out.",
 )
 DENSE_ERROR = Metric(
     "dense_error",
@@ -419,7 +427,7 @@ def right_blocks(inputs: Inputs) -> torch.Tensor:
     return blocks
 
 
-def tiles_left_out(outputs: list[torch.Tensor], references: list[torch.Tensor], inputs: Inputs) -> float:
+def left_out_by_reference(outputs: list[torch.Tensor], references: list[torch.Tensor], inputs: Inputs) -> float:
     """1 - tiles of the blocks / tiles that the mask lets see."""
     import torch
 
@@ -467,7 +475,8 @@ OPERATOR = Operator(
         ("pattern", "threshold"): below_largest,
         ("pattern", "trained"): with_training,
     },
-    measures={LEFT_OUT: tiles_left_out, DENSE_ERROR: from_dense},
+    told=(LEFT_OUT,),
+    measures={REFERENCE_LEFT_OUT: left_out_by_reference, DENSE_ERROR: from_dense},
     inputs=inputs,
     reference=reference,
     results=results,

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Option, Tolerance, exponentials_of, grid, torch_dtype
+from ._attention import attended, visible, with_cap, with_sinks
 
 if TYPE_CHECKING:
     import torch
-
-SCORES = 1 << 28
-"""Scores (elements of S×S) that the reference holds at once: one head at S = 16384."""
 
 SHORTEST = {"uniform": 8, "long_tail": 64}
 """S by the shortest length that is drawn."""
@@ -44,40 +42,60 @@ def lengths_of(case: Case) -> list[int]:
     return sorted(lengths, key=lambda _: drawn.random())
 
 
+def keys_of(case: Case) -> list[int]:
+    """Keys by sequence. same: as many as queries. prefix: what came before the queries is there too, up to three
+    times as long: a prompt that is taken in parts. other: those of another text, from S/8 to S, as of an encoder.
+    """
+    lengths, kind = lengths_of(case), str(case.options["keys"])
+    if kind == "same":
+        return lengths
+    S = case.axes["S"]
+    drawn = random.Random(f"{kind} {len(lengths)} {S}")
+    if kind == "prefix":
+        return [length + round(3 * drawn.random() * length) for length in lengths]
+    return [max(min(1, S), round(S * drawn.uniform(1 / SHORTEST["uniform"], 1))) for _ in lengths]
+
+
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
-    """q (T, H, D), k and v (T, Hkv, D) with T the sum of lengths; where sequences start, (B + 1,) int32, for
-    queries and for keys; the longest of them, and the mask's name.
+    """q (T, H, D), k and v (Tk, Hkv, D) with T and Tk the sums of lengths; where sequences start, (B + 1,)
+    int32, for queries and for keys; the longest of them, and the mask's name; where there is one the window.
     """
     import torch
 
     H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
-    lengths = lengths_of(case)
+    lengths, others = lengths_of(case), keys_of(case)
     dtype = torch_dtype(case.dtype)
 
-    def draw(heads: int) -> torch.Tensor:
+    def draw(heads: int, lengths: list[int]) -> torch.Tensor:
         return torch.randn(sum(lengths), heads, D, device=device, generator=generator, dtype=dtype)
 
-    starts = torch.tensor([0, *lengths], device=device).cumsum(0).int()
-    longest = max(lengths, default=0)
-    return {
-        "q": draw(H),
-        "k": draw(Hkv),
-        "v": draw(Hkv),
-        "cu_seqlens_q": starts,
-        "cu_seqlens_k": starts.clone(),
-        "max_seqlen_q": longest,
-        "max_seqlen_k": longest,
+    def starts(lengths: list[int]) -> torch.Tensor:
+        return torch.tensor([0, *lengths], device=device).cumsum(0).int()
+
+    given: Inputs = {
+        "q": draw(H, lengths),
+        "k": draw(Hkv, others),
+        "v": draw(Hkv, others),
+        "cu_seqlens_q": starts(lengths),
+        "cu_seqlens_k": starts(others),
+        "max_seqlen_q": max(lengths, default=0),
+        "max_seqlen_k": max(others, default=0),
         "mask": case.options["mask"],
     }
+    return given | ({"window": case.axes["W"]} if case.axes["W"] else {})
 
 
 def packed(inputs: Inputs, case: Case) -> Inputs:
-    """The same numbers as views of one projection (T, (H + 2 Hkv) · D)."""
+    """The same numbers as views of one projection (T, (H + 2 Hkv) · D); keys of other lengths are, with the
+    values, views of one of their own.
+    """
     import torch
 
-    names = ("q", "k", "v")
-    whole = torch.cat([inputs[x] for x in names], 1)
-    return inputs | dict(zip(names, whole.split([inputs[x].shape[1] for x in names], 1), strict=True))
+    found = dict(inputs)
+    for names in (("q", "k", "v"),) if case.options["keys"] == "same" else (("q",), ("k", "v")):
+        whole = torch.cat([inputs[x] for x in names], 1)
+        found |= dict(zip(names, whole.split([inputs[x].shape[1] for x in names], 1), strict=True))
+    return found
 
 
 def reference(
@@ -89,37 +107,23 @@ def reference(
     max_seqlen_q: int,
     max_seqlen_k: int,
     mask: Literal["causal", "full"],
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
-    """softmax(q·kᵀ / √D)·v, one sequence and a few heads at a time; query head h reads key head h // (H / Hkv).
+    """`attended` of one sequence after the other: softmax(q·kᵀ / √D)·v; query head h reads key head
+    h // (H / Hkv).
 
-    A causal mask is aligned to the end: of Lq queries and Lk keys, query i sees the keys up to i + Lk − Lq, and
-    one that sees none gives zeros. Scores are computed again for the backward pass and never kept.
+    Masks are aligned to the end: of Lq queries and Lk keys, query i is in the place of key i + Lk − Lq. One that
+    sees no key gives zeros.
     """
     import torch
-    from torch.utils.checkpoint import checkpoint
-
-    def heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        scores = (q * q.shape[-1] ** -0.5) @ k.mT
-        blind = hidden.all(-1, keepdim=True)
-        # Of a row that sees nothing softmax would be NaN, and so would every gradient.
-        weights = scores.masked_fill(hidden & ~blind, float("-inf")).softmax(-1).masked_fill(blind, 0)
-        out: torch.Tensor = weights @ v
-        return out
 
     mine, others = (x.diff().tolist() for x in (cu_seqlens_q, cu_seqlens_k))
     outputs = []
     for part in zip(q.split(mine), k.split(others), v.split(others), strict=True):
-        length, keys = part[0].shape[0], part[1].shape[0]
-        hidden = torch.zeros(length, keys, dtype=torch.bool, device=q.device)
-        if mask == "causal":
-            hidden = torch.ones_like(hidden).triu(keys - length + 1)
-        flat = [x.transpose(0, 1).repeat_interleave(q.shape[1] // max(1, x.shape[1]), 0) for x in part]
-        chunk = max(1, SCORES // max(1, length * keys))
-        done = [
-            checkpoint(heads, *some, hidden, use_reentrant=False, preserve_rng_state=False)
-            for some in zip(*(x.split(chunk) for x in flat), strict=True)
-        ]
-        outputs.append(torch.cat(done).transpose(0, 1))
+        own, keys, values = (x.transpose(0, 1)[None] for x in part)
+        outputs.append(attended(own, keys, values, mask, window, sinks, cap)[0].transpose(0, 1))
     return torch.cat(outputs) if outputs else torch.zeros_like(q)
 
 
@@ -130,17 +134,21 @@ def bytes_(case: Case) -> int:
     B, H, Hkv, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "D"))
     queries, keys = {"forward": (2, 2), "backward": (3, 4), "forward_backward": (5, 6)}[case.pass_]
     passes = 2 if case.pass_ == "forward_backward" else 1
-    return (queries * H + keys * Hkv) * sum(lengths_of(case)) * D * BYTES[case.dtype] + passes * 8 * (B + 1)
+    elements = (queries * H * sum(lengths_of(case)) + keys * Hkv * sum(keys_of(case))) * D
+    return elements * BYTES[case.dtype] + passes * 8 * (B + 1)
 
 
 def flops(case: Case) -> int:
-    """Two matmuls forward and five backward (the scores are computed again) of each sequence with itself; causal
-    needs half of each.
+    """Two matmuls forward and five backward (the scores are computed again) of each sequence with its keys, over
+    the pairs that are visible; of as many keys as queries, without a window, a causal mask leaves half.
     """
-    H, D = case.axes["H"], case.axes["D"]
+    H, D, W, mask = case.axes["H"], case.axes["D"], case.axes["W"], str(case.options["mask"])
     matmuls = {"forward": 2, "backward": 5, "forward_backward": 7}[case.pass_]
-    pairs = sum(length * length for length in lengths_of(case))
-    return matmuls * 2 * H * D * pairs // (2 if case.options["mask"] == "causal" else 1)
+    if case.options["keys"] == "same" and not W:
+        pairs = sum(length * length for length in lengths_of(case))
+        return matmuls * 2 * H * D * pairs // (2 if mask == "causal" else 1)
+    lengths = zip(lengths_of(case), keys_of(case), strict=True)
+    return matmuls * 2 * H * D * sum(visible(*x, mask, W) for x in lengths)
 
 
 MODELS = ((32, 64), (16, 128))
@@ -184,15 +192,27 @@ OPERATOR = Operator(
         "Hkv": "key and value heads",
         "S": "tokens that the longest sequence may have",
         "D": "head dimension",
+        "W": "window: a query sees itself and the W - 1 keys before it, under a full mask also as many after it, "
+        "0 being none",
     },
     options={
         "mask": ("causal", "full"),
         "lengths": ("equal", "uniform", "long_tail"),
         # Packed: views of one projection.
         "storage": ("thd", "packed"),
+        # As many keys as queries; with what came before the queries; those of another text.
+        "keys": ("same", "prefix", "other"),
+        # As of `attention`.
+        "sinks": (False, True),
+        "cap": (0, 30, 50),
     },
-    later={"storage": "thd"},
-    variations={("storage", "packed"): packed},
+    later={"storage": "thd", "W": 0, "keys": "same", "sinks": False, "cap": 0},
+    variations={
+        ("cap", 30): with_cap,
+        ("cap", 50): with_cap,
+        ("sinks", True): with_sinks,
+        ("storage", "packed"): packed,
+    },
     stored_as="q",
     inputs=inputs,
     reference=reference,
@@ -200,13 +220,28 @@ OPERATOR = Operator(
     flops=flops,
     exponentials=exponentials_of(flops),
     tokens=lambda case: sum(lengths_of(case)),
-    gradients=("q", "k", "v"),
+    gradients=("q", "k", "v", "sinks"),
     tolerances={
         "bf16": Tolerance(norm=1e-2, absolute=8e-1, relative=5e-2),
         "fp16": Tolerance(norm=1.5e-3, absolute=1e-1, relative=8e-3),
         "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
     },
     fp32_reference=True,
+    # Windows, sinks, caps and other keys came later; without them the reference computes the same.
+    continues={
+        "19df79e97c08": "f9a7341df019",
+        "2769cbf4e57e": "e933c54d91b2",
+        "40cf1f41fbea": "78f7d6cc4e1e",
+        "52cf6812f652": "75bb4a6f7911",
+        "74d0e7744876": "9efc446f4839",
+        "9d2fe924cb56": "5b812a77c3c5",
+        "b477c5f1330f": "4200cb507a2c",
+        "ba477618ad35": "df6e663afb78",
+        "be9bc4727ebe": "fd83a6b989f4",
+        "c4a2340e41e5": "ca9f253c6615",
+        "c5f96ae5948a": "b499aec585f7",
+        "d6bc6fe0edf7": "2ed63beb416f",
+    },
     plans={
         "quick": (
             grid("forward", "backward", options={"lengths": "uniform"}, B=8, H=16, Hkv=16, S=2048, D=128),
@@ -225,6 +260,19 @@ OPERATOR = Operator(
                 D=[96, 256],
             ),
             grid("forward", options={"lengths": "long_tail"}, B=512, H=16, Hkv=4, S=4096, D=128),
+            # Chunked prefill of gpt-oss and of Gemma 2, and an encoder's keys.
+            grid(
+                "forward", "backward", options={"lengths": "uniform", "keys": ["same", "prefix"], "sinks": True},
+                B=8, H=64, Hkv=8, S=2048, D=64, W=[0, 128],
+            ),
+            grid(
+                "forward", "backward", options={"lengths": "uniform", "keys": ["same", "prefix"], "cap": 50},
+                B=8, H=32, Hkv=16, S=2048, D=128, W=[0, 4096],
+            ),
+            grid(
+                "forward", "backward", options={"mask": "full", "lengths": "uniform", "keys": "other"},
+                B=16, H=16, Hkv=16, S=2048, D=64,
+            ),
         ),
     },
 )  # fmt: skip

@@ -9,23 +9,30 @@ from typing import TYPE_CHECKING, Literal
 
 from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Option, Tolerance, exponentials_of, grid, torch_dtype
-from ._attention import PLAIN, VARIANTS, attended, variations
+from ._attention import PLAIN, VARIANTS, attended, variations, visible
 
 if TYPE_CHECKING:
     import torch
 
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
-    """q (B, H, S, D), k and v (B, Hkv, S, D), all in the case's dtype, the mask's name and the window."""
+    """q (B, H, S, D), k and v (B, Hkv, Sk, D), all in the case's dtype, the mask's name and the window."""
     import torch
 
     B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
     dtype = torch_dtype(case.dtype)
 
-    def draw(heads: int) -> torch.Tensor:
-        return torch.randn(B, heads, S, D, device=device, generator=generator, dtype=dtype)
+    def draw(heads: int, length: int) -> torch.Tensor:
+        return torch.randn(B, heads, length, D, device=device, generator=generator, dtype=dtype)
 
-    return {"q": draw(H), "k": draw(Hkv), "v": draw(Hkv), "mask": case.options["mask"], "window": case.axes["W"]}
+    Sk = keys(case)
+    given: Inputs = {"q": draw(H, S), "k": draw(Hkv, Sk), "v": draw(Hkv, Sk)}
+    return given | {"mask": case.options["mask"], "window": case.axes["W"]}
+
+
+def keys(case: Case) -> int:
+    """Keys of a sequence."""
+    return case.axes.get("Sk") or case.axes["S"]
 
 
 def reference(
@@ -38,32 +45,28 @@ def reference(
     cap: float = 0.0,
 ) -> torch.Tensor:
     """softmax(q·kᵀ / √D)·v over the keys less than `window` places away, under a causal mask none after the query;
-    query head h reads key head h // (H / Hkv).
+    query head h reads key head h // (H / Hkv); the last query and the last key are in one place.
     """
     return attended(q, k, v, mask, window, sinks, cap)
 
 
-def pairs(S: int, W: int, mask: str) -> int:
-    """Pairs of a query and a key that it sees."""
-    W = min(W, S)
-    below = S * W - W * (W - 1) // 2
-    return below if mask == "causal" else 2 * below - S
-
-
 def bytes_(case: Case) -> int:
     """Forward reads q, k, v and writes the output; backward reads q, k, v and the output's gradient and
-    writes three gradients (the output itself can be computed again). A window hides pairs, never a key of all.
+    writes three gradients (the output itself can be computed again). Keys that the window hides from all queries,
+    which there are where there are more keys, need not be read; their gradients are written.
     """
-    B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
-    queries, keys = {"forward": (2, 2), "backward": (3, 4), "forward_backward": (5, 6)}[case.pass_]
-    return (queries * H + keys * Hkv) * B * S * D * BYTES[case.dtype]
+    B, H, Hkv, S, D, W = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D", "W"))
+    Sk = keys(case)
+    of_q, read, written = {"forward": (2, 2, 0), "backward": (3, 2, 2), "forward_backward": (5, 4, 2)}[case.pass_]
+    seen = min(Sk, S + W - 1)
+    return (of_q * H * S + (read * seen + written * Sk) * Hkv) * B * D * BYTES[case.dtype]
 
 
 def flops(case: Case) -> int:
     """Two matmuls forward and five backward (the scores are computed again), over the pairs that are visible."""
     B, H, S, D, W = (case.axes[axis] for axis in ("B", "H", "S", "D", "W"))
     matmuls = {"forward": 2, "backward": 5, "forward_backward": 7}[case.pass_]
-    return matmuls * 2 * B * H * D * pairs(S, W, str(case.options["mask"]))
+    return matmuls * 2 * B * H * D * visible(S, keys(case), str(case.options["mask"]), W)
 
 
 MASKS: dict[str, Option | list[Option]] = {"mask": ["causal", "full"]}
@@ -79,9 +82,10 @@ OPERATOR = Operator(
         "S": "sequence",
         "D": "head dimension",
         "W": "window: a query sees itself and the W - 1 keys before it, under a full mask also as many after it",
+        "Sk": "keys of a sequence, the last in the last query's place; 0: as many as queries",
     },
     options={"mask": ("causal", "full"), **VARIANTS},
-    later=PLAIN,
+    later={"Sk": 0, **PLAIN},
     variations=variations(),
     inputs=inputs,
     reference=reference,
@@ -97,14 +101,20 @@ OPERATOR = Operator(
         "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
     },
     fp32_reference=True,
-    # The reference is shared now, and computes the same.
+    # More keys than queries came later, and nothing else changed: of the cases that plans have.
     continues={
-        "f293e2d1e66f": "41da062dd981",
-        "76a8715cab32": "9144eb3d344a",
-        "3af616ee79d0": "38331db4c38d",
-        "bda1e0b0528d": "33fd46629a73",
-        "2e874983fa25": "467d6d8fd8ac",
-        "e243af7fb5f2": "b0d9c08a3489",
+        "1294bd9970d8": "d032e0cf078b",
+        "21d02eb24cca": "347f7c4a0278",
+        "241b66d2169b": "19b91ecc9c43",
+        "2aa1ae21edd5": "271a775940e4",
+        "5a27102c08d7": "41da062dd981",
+        "603112a66b56": "38331db4c38d",
+        "89d765c03f5c": "467d6d8fd8ac",
+        "960dabc03fb1": "9e6b2c13c48a",
+        "a64136fe23d1": "6b16bf1d2ff9",
+        "b5824967c4b1": "b0d9c08a3489",
+        "d74dc6ba330b": "33fd46629a73",
+        "eb1d6642c74d": "9144eb3d344a",
     },
     plans={
         "quick": (grid("forward", "backward", B=2, H=16, Hkv=16, S=8192, D=128, W=1024),),
@@ -122,6 +132,9 @@ OPERATOR = Operator(
             grid("forward", "backward", options=MASKS, B=1, H=16, Hkv=16, S=16384, D=128, W=[256, 1000, 4096]),
             grid("forward", "backward", options=MASKS, B=2, H=16, Hkv=4, S=4095, D=128, W=1024),
             grid("forward", "backward", B=2, H=16, Hkv=16, S=8192, D=128, W=1024, dtypes="fp16"),
+            # A part of a prompt, as its models take it in.
+            grid("forward", B=1, H=32, Hkv=8, S=[512, 2048], D=128, W=4096, Sk=[32768, 10000]),
+            grid("forward", options={"sinks": True}, B=1, H=64, Hkv=8, S=2048, D=64, W=128, Sk=32768),
         ),
     },
 )

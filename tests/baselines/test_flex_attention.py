@@ -9,6 +9,7 @@ from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators.attention import OPERATOR
 from kernelmark.suite.operators.attention_sparse import OPERATOR as SPARSE
+from kernelmark.suite.operators.attention_sparse import right_blocks
 from kernelmark.suite.operators.attention_varlen import OPERATOR as VARLEN
 from kernelmark.suite.operators.attention_window import OPERATOR as WINDOW
 
@@ -51,6 +52,17 @@ def test_window_right_answer_twice(mask, right_twice):
 def test_sparse_right_answer_twice(pattern, mask, right_twice):
     case = SPARSE.case({**HEADS, "S": 512}, "fp32", "forward", mask=mask, pattern=pattern, sparsity=50)
     right_twice(SPARSE, case)
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("pattern", ["threshold", "static"])
+def test_sparse_says_what_its_block_mask_leaves_out(mask, pattern):
+    case = SPARSE.case({**HEADS, "S": 1000}, "fp32", "forward", mask=mask, pattern=pattern, sparsity=75)
+    bench = Workbench.build(SPARSE, case, torch.device("cpu"), seed=1)
+    call = flex_attention.IMPLEMENTATIONS["attention_sparse"]["flex_attention"](case)
+    kept = right_blocks(bench.inputs)
+    dense = (36 if mask == "causal" else 64) * kept[..., 0, 0].numel()
+    assert call.tiles_left_out(**bench.inputs) == pytest.approx(1 - int(kept.sum()) / dense)
 
 
 @pytest.mark.parametrize("mask", ["causal", FULL])

@@ -20,6 +20,7 @@ from kernelmark.suite.operators import (
     causal_conv1d_update as convolution_step,
 )
 from kernelmark.suite.operators import (
+    gated_delta_rule,
     gated_rms_norm,
     linear_attention,
     mamba3,
@@ -175,6 +176,20 @@ def simple_gla(q, k, v, g=None, scale=None, initial_state=None, output_final_sta
 def put_gla(put, hopper=False, above=True):
     put("fla.utils", IS_NVIDIA_HOPPER=hopper, TRITON_ABOVE_3_4_0=True, TRITON_ABOVE_3_7_1=above)
     put("fla.ops.simple_gla", chunk_simple_gla=simple_gla)
+    put("fla.ops.gated_delta_rule", chunk_gated_delta_rule=delta_rule)
+
+
+def delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
+    """Position after position; without a final state that is asked for, None."""
+    assert scale == 1.0
+    state = q.new_zeros(*q.shape[:1], *q.shape[2:], v.shape[-1]) if initial_state is None else initial_state
+    rows = []
+    for t in range(q.shape[1]):
+        state = state * g[:, t, :, None, None].exp()
+        taken = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhk,bhkd->bhd", k[:, t], state))
+        state = state + k[:, t, :, :, None] * taken[:, :, None]
+        rows.append(torch.einsum("bhk,bhkd->bhd", q[:, t], state))
+    return torch.stack(rows, 1), state if output_final_state else None
 
 
 @pytest.mark.parametrize(
@@ -185,6 +200,7 @@ def test_gradients_that_the_library_gets_wrong_are_refused(put, hopper, above, r
     put_gla(put, hopper, above)
     for operator, name, axes in (
         (linear_attention, "fla", {"B": 1, "S": 4, "H": 1, "K": 2, "D": 2}),
+        (gated_delta_rule, "fla", {"B": 1, "S": 4, "H": 1, "K": 2, "D": 2}),
         (ssd, "fla_simple_gla", {"B": 1, "S": 4, "H": 1, "P": 2, "N": 2, "G": 1}),
     ):
         factory = fla.IMPLEMENTATIONS[operator.OPERATOR.name][name]
@@ -202,6 +218,13 @@ def test_linear_attention(put, states):
     put_gla(put)
     factory = fla.IMPLEMENTATIONS["linear_attention"]["fla"]
     agrees(linear_attention, factory, {"B": 2, "S": 9, "H": 2, "K": 5, "D": 3}, "forward_backward", states=states)
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_gated_delta_rule(put, states):
+    put_gla(put)
+    factory = fla.IMPLEMENTATIONS["gated_delta_rule"]["fla"]
+    agrees(gated_delta_rule, factory, {"B": 2, "S": 9, "H": 2, "K": 5, "D": 3}, "forward_backward", states=states)
 
 
 @pytest.mark.parametrize("G", [1, 4])

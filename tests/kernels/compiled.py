@@ -49,7 +49,11 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
         {"B": 1, "H": 2, "Hkv": 1, "S": 1024, "Sk": 2048, "D": 128, "mask": "full"},
     ),
     "attention_mla_decode": ({"B": 1, "Sq": 2, "H": 16, "S": 2048, "C": 512, "R": 64, "page": 64},),
-    "attention_varlen": tuple({"B": 2, "H": 2, "Hkv": Hkv, "S": 2048, "D": D} for Hkv, D in ((1, 64), (2, 256))),
+    "attention_varlen": (
+        *({"B": 2, "H": 2, "Hkv": Hkv, "S": 2048, "D": D} for Hkv, D in ((1, 64), (2, 256))),
+        {"B": 2, "H": 2, "Hkv": 1, "S": 2048, "D": 64, "W": 128, "sinks": True, "keys": "prefix"},
+        {"B": 2, "H": 2, "Hkv": 1, "S": 2048, "D": 128, "W": 300, "cap": 50, "mask": "full"},
+    ),
     "attention_sparse": tuple({"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": D} for D in (64, 256)),
     "attention_window": ({"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": 64, "W": 300},),
     "attention_decode": (
@@ -92,6 +96,7 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
         ),
     ),
     "quantized_activation": ({"M": 64, "K": 20000}, {"M": 64, "K": 4096, "activation": "swiglu"}),
+    "gated_delta_rule": tuple({"B": 1, "S": 256, "H": 2, "K": K, "D": D} for K, D in ((64, 64), (256, 100))),
     "linear_attention": ({"B": 1, "S": 2048, "H": 2, "K": 256, "D": 256},),
     "rms_norm": ({"B": 1, "S": 256, "D": 5120}, {"B": 1, "S": 256, "D": 5001}, {"B": 1, "S": 256, "D": 1001}),
     "gated_rms_norm": ({"B": 1, "S": 64, "D": 100001, "G": 1},),

@@ -114,6 +114,18 @@ def walked(leaves, blocks):
     return Walk.apply(*leaves)
 
 
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_it_says_what_its_lists_leave_out(mask):
+    """Of given blocks those that the mask lets see, and of a choice those that were chosen."""
+    q, k, v = draw(B=2, S=500)
+    blocks = masks(2, 4)
+    dense, seen = (10, blocks.tril()) if mask == "causal" else (16, blocks)
+    left_out = attention_sparse.tiles_left_out
+    assert left_out(q, k, v, mask, 0, blocks) == pytest.approx(1 - int(seen.sum()) / (2 * dense))
+    _, kept = attention_sparse(q, k, v, mask, threshold=6.0)
+    assert left_out(q, k, v, mask, threshold=6.0) == pytest.approx(1 - int(kept.sum()) / (4 * dense))
+
+
 def test_a_mask_may_be_strided():
     q, k, v = draw()
     blocks = masks(2, 3)

@@ -38,24 +38,30 @@ def draw(lengths, H, Hkv, D, dtype=torch.float32, keys=None, scale=1.0):
     return [*tensors, starts(lengths), starts(keys), max(lengths, default=0), max(keys, default=0)]
 
 
-def check(inputs, mask, tolerance=None, implementation=attention_varlen):
+def check(inputs, mask, tolerance=None, implementation=attention_varlen, sinks=None, **options):
     """Output and gradients of ours beside the reference's."""
     leaves, rest = inputs[:3], inputs[3:]
     q = leaves[0]
     tolerance = tolerance or TOLERANCE[q.dtype]
-    output = implementation(*leaves, *rest, mask)
+    options |= {} if sinks is None else {"sinks": sinks}
+    output = implementation(*leaves, *rest, mask, **options)
     assert output.shape == q.shape
     assert output.dtype == q.dtype
     assert output.is_contiguous()
     grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(7)).to(q.dtype)
-    gradients = torch.autograd.grad(output, leaves, grad)
-    wide = [x.detach().double().requires_grad_() for x in leaves]
-    expected = reference(*wide, *rest, mask)
-    wanted = (expected, *torch.autograd.grad(expected, wide, grad.double()))
+    beside = [] if sinks is None else [sinks]
+    # Where nothing is seen the reference's output has no sinks in it.
+    unseen = {"allow_unused": True, "materialize_grads": True}
+    gradients = torch.autograd.grad(output, [*leaves, *beside], grad, **unseen)
+    wide = [x.detach().double().requires_grad_() for x in (*leaves, *beside)]
+    options |= {} if sinks is None else {"sinks": wide[3]}
+    expected = reference(*wide[:3], *rest, mask, **options)
+    wanted = (expected, *torch.autograd.grad(expected, wide, grad.double(), **unseen))
     # A query with one key has no gradient: what two equal numbers differ by when they were rounded apart.
     longest = [x.detach().float().norm(dim=-1).max().item() if x.numel() else 0.0 for x in leaves]
     least = 1e-6 + 2**-24 * grad.float().norm().item() * longest[2] * max(longest[:2]) * q.shape[-1] ** -0.5
-    for name, got, want in zip(("output", "dq", "dk", "dv"), (output, *gradients), wanted, strict=True):
+    names = ("output", "dq", "dk", "dv", *["sinks"] * len(beside))
+    for name, got, want in zip(names, (output, *gradients), wanted, strict=True):
         assert got.shape == want.shape, name
         size = want.detach().norm().item()
         error = (got.detach().double() - want.detach()).norm().item()
@@ -109,6 +115,35 @@ def test_more_or_fewer_keys_than_queries(lengths, keys, mask):
 def test_any_lengths(pairs, mask):
     lengths, keys = zip(*pairs, strict=True)
     check(draw(lengths, 2, 1, 16, keys=keys), mask)
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 100)), min_size=1, max_size=2),
+    mask=st.sampled_from(["causal", "full"]),
+    window=st.none() | st.integers(1, 120),
+    cap=st.sampled_from([0.0, 1.5]),
+    sunk=st.booleans(),
+    apart=st.booleans(),
+)
+def test_any_options(pairs, mask, window, cap, sunk, apart):
+    """Windows, caps and sinks, alone and together, over lengths of each side, contiguous and as views."""
+    lengths, keys = zip(*pairs, strict=True)
+    inputs = draw(lengths, 4, 2, 16, keys=keys)
+    if apart:
+        inputs[:3] = [torch.cat((x.detach(),) * 2, 1)[:, : x.shape[1]].requires_grad_() for x in inputs[:3]]
+    sinks = torch.linspace(-2, 3, 4).requires_grad_() if sunk else None
+    # A gradient in sinks is a sum over tokens of what cancels.
+    check(inputs, mask, 2e-5, sinks=sinks, window=window, cap=cap)
+
+
+def test_options_that_are_none_are_left_out():
+    inputs = draw([40, 9], 2, 2, 16)
+    plain = attention_varlen(*inputs)
+    assert torch.equal(plain, attention_varlen(*inputs, window=None, sinks=None, cap=0.0))
+    assert torch.equal(plain, attention_varlen(*inputs, window=40))
+    nothing = torch.full((2,), -math.inf)
+    assert torch.equal(plain, attention_varlen(*inputs, sinks=nothing))
 
 
 @MASKS
@@ -419,6 +454,10 @@ def test_statistics_too_many_for_coordinates_do_not_fit():
         (ValueError, "cu_seqlens_q is empty", {"cu_seqlens_q": torch.zeros(0, dtype=torch.int32)}),
         (ValueError, r"cu_seqlens_k has shape \(3,\)", {"cu_seqlens_k": torch.zeros(3, dtype=torch.int32)}),
         (ValueError, "max_seqlen_k is -1", {"max_seqlen_k": -1}),
+        (ValueError, "window is 0", {"window": 0}),
+        (TypeError, "window must be an integer", {"window": 1.5}),
+        (ValueError, "cap is -1", {"cap": -1.0}),
+        (ValueError, r"sinks has shape \(3,\)", {"sinks": torch.zeros(3)}),
     ],
 )
 def test_errors(error, match, change):
@@ -431,9 +470,11 @@ def test_errors(error, match, change):
 @pytest.mark.parametrize("causal", [True, False])
 def test_operator_contract(causal):
     """Schema, fake tensors, autograd registration and tracing, as torch checks them."""
-    torch.library.opcheck(torch.ops.kernelmark.attention_varlen.default, (*draw([12, 8], 2, 1, 16), causal))
+    torch.library.opcheck(
+        torch.ops.kernelmark.attention_varlen.default, (*draw([12, 8], 2, 1, 16), causal, 0, None, 0.0)
+    )
 
 
 def test_no_gradient_is_asked_of_the_log_sum_exp():
-    _, lse = module._attention_varlen(*draw([8], 1, 1, 16), True)
+    _, lse = module._attention_varlen(*draw([8], 1, 1, 16), True, 0, None, 0.0)
     assert not lse.requires_grad

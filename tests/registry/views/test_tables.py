@@ -86,6 +86,22 @@ def test_a_conversion_has_a_column_where_any_row_has_one(literal: Any) -> None:
         assert text.count(" 0.2500 ") == 2
 
 
+@pytest.mark.parametrize(("ms", "shown"), [(0.0199, True), (0.02, False)])
+def test_a_row_below_20_microseconds_stands_beside_its_time_with_the_launch(
+    literal: Any, ms: float, shown: bool
+) -> None:
+    case = literal.case(operator="rms_norm", name="M64-N1024-bf16-forward", axes={"M": 64, "N": 1024}, bytes=10**5)
+    records = [
+        literal.record("kernelmark", ms, case=case, beside={"launch": 0.0461}),
+        literal.record("torch", 0.031, case=case, beside={"launch": 0.0529}),
+    ]
+    for width in (80, 200):
+        text = printed(run_table(literal.journal(*records, literal.footer())), width)
+        assert all(len(x) <= width for x in text.splitlines())
+        found = [x for x in ("incl. launch", "0.0461", "0.0529") if x in text]
+        assert len(found) == (3 if shown else 0)
+
+
 def test_failures_are_gathered_below_with_their_reason(literal: Any) -> None:
     text = printed(run_table(journal(literal)))
     assert "unsupported ×2  sdpa_flash in attention: no GQA here" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernelmark.registry.store.metric import Metric
 from kernelmark.suite.measure import stages as module
 from kernelmark.suite.measure.device import Cpu, TimerUnavailable, wall_ms
 from kernelmark.suite.measure.group import ALONE
@@ -140,6 +142,24 @@ def test_a_ranks_memory_is_its_inputs_too_and_what_peers_can_read(says):
     assert found["memory"] == (4096,)
     assert found["rank_memory"] == (4096 + 4 * 64 + says * 164,)
     assert "rank_memory" not in run(trial([[1.0]])).samples
+
+
+def test_what_only_the_implementation_knows_is_asked_of_it():
+    """Of a call that does not say there is no number but a remark."""
+    asked = trial([[1.0]])
+    told = Metric("rows_skipped", "1")
+    asked.bench = dataclasses.replace(asked.bench, operator=dataclasses.replace(OPERATOR, told=(told,)))
+
+    def says(x, weight, eps):
+        return right(x, weight, eps)
+
+    says.rows_skipped = lambda x, **rest: len(x) / 4
+    found = run(asked, says)
+    assert (found.samples["rows_skipped"], found.remarks) == ((0.5,), ())
+    silent = dataclasses.replace(asked, stages=Stages())
+    found = run(silent)
+    assert "rows_skipped" not in found.samples
+    assert found.remarks == ("no rows_skipped: this implementation does not say",)
 
 
 def test_the_clock_stops_sampling_too():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernelmark.baselines._terms import telling
 from kernelmark.baselines.torch import IMPLEMENTATIONS
+from kernelmark.kernels.cpu.attention_sparse import attention_sparse as on_cpu
 from kernelmark.suite.measure.verify import Incorrect, deviation
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators import _gates
 from kernelmark.suite.operators._gates import pooled
 from kernelmark.suite.operators.attention_sparse import (
+    LEFT_OUT,
     OPERATOR,
     attended,
     choose,
@@ -22,12 +26,13 @@ from kernelmark.suite.operators.attention_sparse import (
     fixed,
     kept,
     layout,
+    left_out_by_reference,
     over,
     reference,
     results,
+    right_blocks,
     saved,
     scores,
-    tiles_left_out,
     visible,
 )
 from torch.nn.functional import scaled_dot_product_attention
@@ -281,9 +286,36 @@ def test_every_row_says_what_was_left_out_and_how_far_it_is_from_dense():
     assert left_out == pytest.approx(1 - tiles / (16 * 17 / 2))
     assert error == pytest.approx(dense_error(output, inputs))
     _, chosen = drawn({"S": 2048}, pattern="dynamic", sparsity=75)
-    assert tiles_left_out([], [], chosen) == pytest.approx(left_out)
+    assert left_out_by_reference([], [], chosen) == pytest.approx(left_out)
     _, near = drawn({"S": 2048}, pattern="threshold", sparsity=50)
-    assert 0 < tiles_left_out([], [], near) < 1
+    assert 0 < left_out_by_reference([], [], near) < 1
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_an_implementation_says_what_it_left_out_itself(mask):
+    """SDPA computes every tile, and ours on a CPU as many of a row in each head as in that which keeps most."""
+    case, inputs = drawn({"S": 1000}, pattern="threshold", sparsity=75, mask=mask)
+    kept = right_blocks(inputs)
+    dense = 36 if mask == "causal" else 64
+    torch_ = Workbench.told(
+        SimpleNamespace(inputs=inputs), IMPLEMENTATIONS["attention_sparse"]["torch"](case), LEFT_OUT.name
+    )
+    assert torch_ == (1 - 64 / dense, "")
+    most = int(kept.sum(-1).amax((0, 1)).sum())
+    assert on_cpu.tiles_left_out(**inputs) == pytest.approx(1 - most / dense)
+
+
+def test_an_implementation_that_does_not_say_leaves_a_reason():
+    bench = SimpleNamespace(inputs={"x": 1})
+    assert Workbench.told(bench, lambda x: x, LEFT_OUT.name) == (None, "this implementation does not say")
+
+    def silent(x):
+        raise NotImplementedError("its lists are made on the device")
+
+    call = telling(lambda x: x, tiles_left_out=silent)
+    assert Workbench.told(bench, call, LEFT_OUT.name) == (None, "its lists are made on the device")
+    call = telling(lambda x: x, tiles_left_out=lambda x: x / 4)
+    assert Workbench.told(bench, call, LEFT_OUT.name) == (0.25, "")
 
 
 @pytest.mark.parametrize("pattern", ["static", "dynamic"])

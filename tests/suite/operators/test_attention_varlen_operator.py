@@ -12,7 +12,7 @@ from kernelmark.baselines import torch as eager
 from kernelmark.kernels.cpu.attention_varlen import attention_varlen as on_cpu
 from kernelmark.suite.measure.verify import Incorrect, deviation
 from kernelmark.suite.measure.workbench import Workbench
-from kernelmark.suite.operators import attention_varlen as module
+from kernelmark.suite.operators import _attention as shared
 from kernelmark.suite.operators.attention import OPERATOR as DENSE
 from kernelmark.suite.operators.attention import reference as dense
 from kernelmark.suite.operators.attention_varlen import OPERATOR, lengths_of, reference
@@ -67,7 +67,7 @@ def test_inputs():
 @pytest.mark.parametrize("mask", ["causal", "full"])
 @pytest.mark.parametrize("chunk", [1, 1 << 28])
 def test_reference_is_dense_attention_of_each_sequence(monkeypatch, mask, chunk):
-    monkeypatch.setattr(module, "SCORES", chunk)
+    monkeypatch.setattr(shared, "SCORES", chunk)
     inputs = OPERATOR.inputs(case(lengths="uniform", mask=mask), CPU, torch.Generator().manual_seed(0))
     leaves = [inputs[x].double().requires_grad_() for x in "qkv"]
     got = reference(**(inputs | dict(zip("qkv", leaves, strict=True))))
@@ -90,6 +90,54 @@ def test_reference_aligns_the_causal_mask_to_the_end():
     expected[0, :4] = expected[1, :5] = True
     expected[5, 5] = expected[6, 5:] = True
     assert torch.equal(seen, expected)
+
+
+OPTIONS = (
+    {"keys": "prefix"},
+    {"keys": "other"},
+    {"keys": "other", "mask": "full"},
+    {"keys": "prefix", "W": 20},
+    {"keys": "other", "W": 20, "mask": "full", "storage": "packed"},
+    {"sinks": True, "W": 20},
+    {"cap": 30, "keys": "prefix", "storage": "packed"},
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_by_the_formula_and_by_others(options):
+    """The reference, PyTorch's and ours on a CPU against products, mask and softmax of each sequence."""
+    options = dict(options)
+    W = options.pop("W", 0)
+    chosen = case(axes={"W": W}, lengths="uniform", **options)
+    given = OPERATOR.built(chosen, CPU, torch.Generator().manual_seed(0))
+    wide = {
+        x: y.double() if isinstance(y, torch.Tensor) and y.is_floating_point() else y for x, y in given.items()
+    }
+    mine, others = (given[x].diff().tolist() for x in ("cu_seqlens_q", "cu_seqlens_k"))
+    assert (mine == others) == (options.get("keys", "same") == "same")
+    want, pairs = [], 0
+    for q, k, v in zip(
+        *(wide[x].split(n) for x, n in zip("qkv", (mine, others, others), strict=True)), strict=True
+    ):
+        k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+        scores = torch.einsum("ihd,jhd->hij", q, k) / 4
+        cap = wide.get("cap", 0)
+        scores = cap * (scores / cap).tanh() if cap else scores
+        apart = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
+        seen = (apart >= 0) | (options.get("mask") == "full")
+        seen &= (apart.abs() < W) | (W == 0)
+        pairs += int(seen.sum())
+        terms = scores.exp() * seen
+        sink = wide["sinks"].exp()[:, None] if "sinks" in wide else 0
+        weights = terms / (terms.sum(-1) + sink).clamp(min=1e-300)[..., None]
+        want.append(torch.einsum("hij,jhd->ihd", weights, v))
+    torch.testing.assert_close(reference(**wide), torch.cat(want))
+    if options.get("keys", "same") != "same" or W:
+        assert chosen.flops == 4 * 4 * 16 * pairs
+    found = [eager.IMPLEMENTATIONS["attention_varlen"]["torch"](chosen)]
+    found += [] if {"sinks", "cap"} & set(options) else [on_cpu]
+    for call in found:
+        torch.testing.assert_close(call(**given).double(), torch.cat(want), rtol=1e-4, atol=1e-5)
 
 
 def test_standard_has_the_dense_equivalents_of_its_equal_cases():

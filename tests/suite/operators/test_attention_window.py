@@ -6,11 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernelmark.baselines.torch import IMPLEMENTATIONS as TORCH
+from kernelmark.kernels.cpu.attention_window import attention_window as on_cpu
 from kernelmark.suite.measure.verify import Incorrect, deviation
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators import _attention as shared
 from kernelmark.suite.operators import attention as whole
-from kernelmark.suite.operators.attention_window import OPERATOR, pairs, reference
+from kernelmark.suite.operators.attention_window import OPERATOR, reference
 
 AXES = {"B": 1, "H": 2, "Hkv": 2, "S": 256, "D": 64, "W": 64}
 
@@ -19,16 +21,19 @@ def names(plan):
     return [case.name for grid in OPERATOR.plans[plan] for case in OPERATOR.expand(grid)]
 
 
-def seen(S, W, mask):
-    """The mask (S, S), pair by pair."""
-    return torch.tensor([[abs(i - j) < W and (mask == "full" or j <= i) for j in range(S)] for i in range(S)])
+def seen(S, W, mask, Sk=None):
+    """The mask (S, Sk), pair by pair, the last of both in one place."""
+    Sk = S if Sk is None else Sk
+    return torch.tensor(
+        [[abs(i - j) < W and (mask == "full" or j <= i) for j in range(Sk)] for i in range(Sk - S, Sk)]
+    )
 
 
 def naive(q, k, v, mask, window):
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(~seen(q.shape[2], window, mask), float("-inf"))
+    scores = scores.masked_fill(~seen(q.shape[2], window, mask, k.shape[2]), float("-inf"))
     return torch.einsum("bhqk,bhkd->bhqd", torch.softmax(scores, -1), v)
 
 
@@ -56,9 +61,10 @@ def test_other_plans():
     assert not set(names("full")) & set(names("standard"))
 
 
-@given(st.integers(1, 40), st.integers(1, 50), st.sampled_from(["causal", "full"]))
-def test_pairs(S, W, mask):
-    assert pairs(S, W, mask) == seen(S, W, mask).sum()
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 50), st.sampled_from(["causal", "full"]))
+def test_pairs(S, Sk, W, mask):
+    assert shared.visible(S, Sk, mask, W) == seen(S, W, mask, Sk).sum()
+    assert shared.visible(S, Sk, mask) == seen(S, 100, mask, Sk).sum()
 
 
 def test_costs():
@@ -68,7 +74,7 @@ def test_costs():
         )
 
     forward, backward, both = (case(x) for x in ("forward", "backward", "forward_backward"))
-    assert forward.flops == 4 * 2 * 16 * 128 * pairs(1024, 128, "causal")
+    assert forward.flops == 4 * 2 * 16 * 128 * shared.visible(1024, 1024, "causal", 128)
     assert backward.flops == forward.flops * 5 // 2
     assert both.flops == forward.flops + backward.flops
     # Twice the tokens are twice the work but for the first window's, and a window of all is all.
@@ -77,6 +83,22 @@ def test_costs():
     same = whole.OPERATOR.case({"B": 2, "H": 16, "Hkv": 4, "S": 1024, "D": 128}, "bf16", "backward")
     assert backward.bytes == same.bytes
     assert backward.tokens == 2048
+    # Of a part of a prompt: keys that no query sees are not read, but their gradients are written.
+    chunk = case("forward", Sk=8192)
+    assert chunk.flops == 4 * 2 * 16 * 128 * 1024 * 128
+    assert chunk.bytes == 2 * 128 * 2 * (2 * 16 * 1024 + 2 * 4 * (1024 + 127))
+    assert case("backward", Sk=8192).bytes == 2 * 128 * 2 * (3 * 16 * 1024 + 4 * (2 * (1024 + 127) + 2 * 8192))
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize(("S", "Sk", "W"), [(5, 20, 4), (20, 20, 3), (7, 130, 40), (1, 9, 3)])
+def test_more_keys_than_queries(mask, S, Sk, W):
+    """The reference, PyTorch's with a mask of elements and ours on a CPU, by the case's inputs."""
+    case = OPERATOR.case(AXES | {"S": S, "D": 8, "W": W, "Sk": Sk}, "fp32", "forward", mask=mask)
+    given = OPERATOR.built(case, torch.device("cpu"), torch.Generator().manual_seed(1))
+    want = naive(given["q"].double(), given["k"].double(), given["v"].double(), mask, W)
+    for call in (reference, TORCH["attention_window"]["torch"](case), on_cpu):
+        torch.testing.assert_close(call(**given).double(), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])
