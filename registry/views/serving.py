@@ -7,7 +7,7 @@ drawn from is small, so that a site can keep it without the journal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from ..store.journal import Journal
 from ..store.record import GPUS, Key
 from .canvas import DASHES, FONT, Axis, Canvas, linear_axis, log_axis
 from .charts import WIDTH
+from .grouping import options
 from .lines import Link, Plot
 from .looks import Series
 
@@ -117,10 +118,10 @@ def pictures(
     """
     mine = [x for x in found if x.operator == OPERATOR and x.value() is not None]
     loads: list[Picture] = []
-    for what, group in _together(mine, "rate", "requests").items():
+    for what, group in _together(mine, "rate", "requests"):
         if group[0].axes.get("rate", 0) and group[0].options.get("load") != "search":
             loads.extend(_tails(what, group, looks, link, of))
-    for what, group in _together(mine, "rate", "users", "requests").items():
+    for what, group in _together(mine, "rate", "users", "requests"):
         loads.extend(_front(what, group, looks, link, of))
     by_case: dict[tuple[str, str], list[Spread]] = {}
     for x in spread:
@@ -134,14 +135,18 @@ def pictures(
     return Pictures(tuple(loads), tuple(drawn))
 
 
-def _together(rows: Sequence[Row], *but: str) -> dict[str, list[Row]]:
-    """Rows that differ in these axes and in who they are of alone, by what they have in common."""
-    out: dict[str, list[Row]] = {}
+def _together(rows: Sequence[Row], *but: str) -> list[tuple[str, list[Row]]]:
+    """Rows that differ in these axes and in who they are of alone, with what they have in common."""
+    out: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        axes = [f"{name}{size}" for name, size in row.axes.items() if name not in but and size]
-        options = [f"{x}" for x in row.options.values() if x != "none"]
-        out.setdefault(" · ".join([*options, *axes, row.dtype]), []).append(row)
-    return out
+        same = {name: size for name, size in row.axes.items() if name not in but and size}
+        out.setdefault((*row.options.values(), *same.items(), row.dtype), []).append(row)
+    return [(_common(x[0], but), x) for x in out.values()]
+
+
+def _common(row: Row, but: Container[str]) -> str:
+    axes = [f"{name}{size}" for name, size in row.axes.items() if name not in but and size]
+    return " · ".join([*(x for x in options(row).values() if x != "none"), *axes, row.dtype])
 
 
 def _lines(rows: Sequence[Row], across: Place, up: Place, of: Of) -> Lines:
