@@ -393,6 +393,7 @@ class Run:
             converged=converged(self.steps, self.session.sampling),
             telemetry=self.watch.telemetry(),
             throttled=tuple(self.watch.throttled),
+            remarks=tuple(getattr(self.system, "remarks", ())),
         )
 
 

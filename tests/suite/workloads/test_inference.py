@@ -111,8 +111,11 @@ def a_generation(model: str = "llama-tiny") -> Case:
 )
 def test_a_generation_is_measured(catalog: Catalog, model: str, name: str) -> None:
     case = a_generation(model)
-    system = next(x for x in catalog.of_operator("generate") if x.name == name)
-    found = generated(case, system.load()(case)).samples
+    system = next(x for x in catalog.of_operator("generate") if x.name == name).load()(case)
+    system.remarks = ("said by the system",)
+    measured = generated(case, system)
+    assert measured.remarks == system.remarks
+    found = measured.samples
     rounds = len(found["generation"])
     assert (len(found["first_token"]), len(found["token"])) == (rounds, 5 * rounds)
     assert found["generation_error"][0] < 1e-5
