@@ -222,8 +222,8 @@ seen by `missing`.
 LAST = ("output", "down")
 """How names begin of what a layer adds to the stream by."""
 MISSING = 0.3
-"""What share of a layer may be missing in logits by E4M3. Rounding looked like 0.07 of a layer at the most (32 of a
-narrow Llama, 18 positions; fewer layers and more positions: less); a skipped one like 0.96 at the least.
+"""What share of a layer may be missing in logits by E4M3. At 32 layers of a narrow Llama rounding looked like 0.08
+of one at the most, a skipped one like 0.96 at the least: `tests/calibration/skipped.py`.
 """
 SKIPPED = 1 << 15
 """Tokens at the most that layers' shares are taken of, in all: of long prompts, of fewer layers."""
@@ -251,21 +251,27 @@ def skippable(layers: int, tokens: int, seed: int) -> list[int]:
     return sorted(random.Random(f"{seed}/skipped").sample(range(layers), count))
 
 
-def missing(what: str, got: torch.Tensor, wanted: torch.Tensor, changes: torch.Tensor, layers: list[int]) -> float:
-    """The largest share of a layer that is missing in (or too much in) these logits. Raises `Incorrect`.
+def shares(got: torch.Tensor, wanted: torch.Tensor, changes: torch.Tensor) -> list[float]:
+    """Which share of each layer is missing in logits (B, n, V), by what skipping it `changes` (layers, B, n, V).
 
     Rounding to E4M3 moves logits about as far as a skipped layer among many does, but not in that layer's
-    direction: the deviation is taken apart by least squares into `changes`, what skipping each would do.
+    direction: the deviation is taken apart by least squares.
     """
     import torch
 
     off = (got.detach().cpu().float() - wanted.cpu().float()).flatten().double()
     towards = changes.flatten(1).double()
-    shares = torch.linalg.lstsq(towards @ towards.T, (towards @ off)[:, None]).solution[:, 0].abs()
-    worst = int(shares.argmax())
-    if not (share := float(shares[worst])) <= MISSING:
+    found = torch.linalg.lstsq(towards @ towards.T, (towards @ off)[:, None]).solution[:, 0]
+    return [float(x) for x in found]
+
+
+def missing(what: str, got: torch.Tensor, wanted: torch.Tensor, changes: torch.Tensor, layers: list[int]) -> float:
+    """The largest share of one of these layers that is missing, or too much. Raises `Incorrect` above `MISSING`."""
+    found = [abs(x) for x in shares(got, wanted, changes)]
+    share, layer = max(zip(found, layers, strict=True))
+    if not share <= MISSING:
         raise Incorrect(
-            f"{what}: logits are as if {share:.0%} of layer {layers[worst]} were missing, allowed {MISSING:.0%}"
+            f"{what}: logits are as if {share:.0%} of layer {layer} were missing, allowed {MISSING:.0%}"
         )
     return share
 
