@@ -6,6 +6,8 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from . import _transformers_models
@@ -30,6 +32,20 @@ def cache_bytes(c: Any, B: int, longest: int, itemsize: int) -> int:
     """
     blocks = max(B * (-(-longest // BLOCK) + 1), -(-max(longest, LONGEST) // BLOCK)) + 1
     return int(2 * c.layers * c.kv_heads * c.head * itemsize * BLOCK * blocks)
+
+
+def trimmed(distribution: str = "vllm") -> tuple[str, ...]:
+    """What rows of it say where it is not installed as a whole: which of its shared libraries are missing, or have
+    another size than the package says.
+    """
+    try:
+        own = [x for x in metadata.files(distribution) or () if x.name.endswith(".so")]
+    except metadata.PackageNotFoundError:  # a checkout on the path has no list to hold it to
+        return ()
+    lost = [x for x in own if not (at := Path(x.locate())).exists() or at.stat().st_size != x.size]
+    names = ", ".join(sorted({x.name for x in lost}))
+    said = f"trimmed: {len(lost)} of {distribution}'s {len(own)} shared libraries are missing or cut: {names}"
+    return (said,) if lost else ()
 
 
 class Given:
@@ -64,6 +80,7 @@ class Generate:
     """
 
     cache_bytes: int | None = None
+    remarks: tuple[str, ...] = ()
 
     def load(self, chosen: Any, B: int, S: int, N: int, dtype: str, weights: Any) -> None:
         """Builds the engine, then writes our weights over those that it drew."""
@@ -72,6 +89,7 @@ class Generate:
         import torch
         from vllm import LLM
 
+        self.remarks = trimmed()
         longest = max(S + N, LONGEST)
         config = _transformers_models.configuration(chosen, longest)
         if config.model_type not in ARCHITECTURES:

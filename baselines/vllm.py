@@ -819,10 +819,12 @@ class _Serve(_transformers_models.Folder):
     path = "/v1/completions"
     words = False
     extra: ClassVar[dict[str, Any]] = {"ignore_eos": True}
+    remarks: tuple[str, ...] = ()
     variables: ClassVar[dict[str, str]] = {**_transformers_models.Folder.variables, **_vllm_engine.ALONE}
 
     def command(self, folder: Any, port: int, longest: int, device: str) -> list[str]:
         """Its own command, in the interpreter that runs us."""
+        self.remarks = _vllm_engine.trimmed()
         where = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(longest)]
         return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), *where]
 

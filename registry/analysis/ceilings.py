@@ -79,7 +79,7 @@ class Ceilings:
         return max(*known, case.exponentials / (self.exponentials_per_ms or math.inf))
 
     def _matmul_ms(self, case: Case) -> float | None:
-        rate = self.matmul_flops_per_ms.get(case.dtype)
+        rate = self.matmul_flops_per_ms.get(case.products)
         return case.flops / rate if rate else None
 
     def summary(self) -> dict[str, Any]:

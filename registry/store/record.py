@@ -89,6 +89,12 @@ GPUS = "gpus"
 """The reserved axis: how many GPUs a case takes. Left out of axes, names and keys where it is 1."""
 
 
+def products(dtype: str, options: Mapping[str, object]) -> str:
+    """The dtype that matrix products of a case with these options may have."""
+    allowed = options.get("products", "dtype")
+    return dtype if allowed == "dtype" else str(allowed)
+
+
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pass_": "pass"}):
     """One thing to compute: an operator, or a workload, at given sizes, dtype and pass.
 
@@ -116,6 +122,11 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pas
     def full_name(self) -> str:
         """Its name with the operator's: unique within a run, and what a plan and a `Request` go by."""
         return f"{self.operator}/{self.name}"
+
+    @property
+    def products(self) -> str:
+        """The dtype of its matrix products, which may be narrower than its own: what a limit of them is of."""
+        return products(self.dtype, self.options)
 
     @property
     def world(self) -> int:

@@ -21,7 +21,7 @@ CASES_IN_A_GROUP = 12
 @dataclass(frozen=True)
 class CaseRows:
     """All implementations of one case in one cache state. `parts` are its axes, options, dtype and cache as
-    text, by name."""
+    text, by name; an option that the case's name leaves out, as it has the usual value, is none of them."""
 
     operator: str
     name: str
@@ -99,13 +99,25 @@ def cases(rows: Iterable[Row]) -> tuple[CaseRows, ...]:
     return tuple(CaseRows(x[0].operator, x[0].case, x[0].pass_, _parts(x[0]), tuple(x)) for x in found.values())
 
 
+def options(row: Row) -> dict[str, str]:
+    """A row's options as text, but for those that its case's name leaves out, as they have the usual value. A name
+    that says none of them (of another tool's result) leaves none out.
+    """
+    found = {name: _text(name, value) for name, value in row.options.items()}
+    named = {name for name, text in found.items() if f"-{text}-" in f"-{row.case}-"}
+    off = {name for name, value in row.options.items() if value is False}
+    return {name: text for name, text in found.items() if name in named | off} if named else found
+
+
+def _text(name: str, value: bool | float | str) -> str:
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return value if isinstance(value, str) else f"{name}{value}"
+
+
 def _parts(row: Row) -> dict[str, str]:
     parts = {"cache": f"{row.cache} cache"}
-    for name, value in row.options.items():
-        if isinstance(value, bool):
-            parts[f"option {name}"] = name if value else f"not {name}"
-        else:
-            parts[f"option {name}"] = value if isinstance(value, str) else f"{name}{value}"
+    parts |= {f"option {name}": text for name, text in options(row).items()}
     parts["dtype"] = row.dtype
     return parts | {f"axis {name}": f"{name}{value}" for name, value in row.axes.items()}
 

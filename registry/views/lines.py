@@ -10,7 +10,7 @@ from statistics import median
 from .. import figures
 from ..analysis.ceilings import Ceilings
 from ..analysis.rows import THROUGHPUT, Row
-from ..store.record import YARDSTICK, Key
+from ..store.record import YARDSTICK, Key, products
 from .canvas import CHARACTER, DASHES, FONT, Axis, Canvas, linear_axis, log_axis, span_axis
 from .charts import WIDTH, fraction_bounds, tip
 from .crossing import Contest, Curve, Measure
@@ -337,7 +337,10 @@ def roofline(dtype: str, found: Iterable[CaseRows], ceilings: Ceilings, looks: M
     summed = ceilings.summary()
     rate, copy = summed["matmul_tflops"].get(dtype), summed["copy_gbps"]
     points: list[tuple[float, float, CaseRows, Row]] = []
-    for case in (x for x in found if x.first.dtype == dtype and x.first.bytes and x.first.flops):
+    for case in found:
+        first = case.first
+        if products(first.dtype, first.options) != dtype or not first.bytes or not first.flops:
+            continue
         rivals = [x for x in case.ok if x.provider != YARDSTICK and not looks[x.implementation].ours]
         for row in (case.ours, next(iter(rivals), None)):
             reached = row.value(THROUGHPUT.name) if row else None

@@ -29,7 +29,7 @@ from ..analysis.worth import Worth, worths
 from ..detection.arms import arms
 from ..errors import InputError
 from ..store.journal import Journal
-from ..store.metric import Metric, Ratio
+from ..store.metric import OPERATOR_METRICS, Metric, Ratio
 from ..store.record import PROVIDER, YARDSTICK
 from . import charts, lines, over_gpus, serving, strips, summary
 from .answer import Answer, answer
@@ -470,11 +470,12 @@ def _curves(journal: Journal, found: Sequence[CaseRows], looks: dict[str, Series
 
 def _compared(metric: Metric, found: Sequence[Row]) -> bool:
     """Whether a metric is compared between implementations in tables of its own: one that is judged by its ratio,
-    within processes, and is not what the cases are about.
+    within processes, and is not what the cases are about. One of a workload that no row has is not of its cases.
     """
     by = metric.judged
     apart = isinstance(by, Ratio) and by.test != "separation"
-    return apart and any(metric.name != x.primary for x in found)
+    known = metric in OPERATOR_METRICS or any(metric.name in x.metrics for x in found)
+    return apart and known and any(metric.name != x.primary for x in found)
 
 
 def _races(found: Sequence[Contest]) -> tuple[Race, ...]:

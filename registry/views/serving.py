@@ -7,7 +7,7 @@ drawn from is small, so that a site can keep it without the journal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from ..store.journal import Journal
 from ..store.record import GPUS, Key
 from .canvas import DASHES, FONT, Axis, Canvas, linear_axis, log_axis
 from .charts import WIDTH
+from .grouping import options
 from .lines import Link, Plot
 from .looks import Series
 
@@ -36,6 +37,8 @@ MARKS = ((50, 1), (90, 50), (99, 500))
 """Percentiles that are marked, with the requests that each takes at the least."""
 LEAST_MS = 1e-3
 """What is shorter is drawn as this: an axis of logarithms has no 0."""
+FAR = 100
+"""What a median is more than so many times of is drawn at the edge: one answer in one piece, say."""
 POINTS = 200
 """Of a distribution's line."""
 LABEL = 80
@@ -115,12 +118,13 @@ def pictures(
     """All drawings that rows give, and how their latencies are spread, these of a `width` in pixels. `of` says
     which run a row is of.
     """
-    mine = [x for x in found if x.operator == OPERATOR and x.value() is not None]
+    served = [x for x in found if x.operator == OPERATOR]
+    mine = [x for x in served if x.value() is not None]
     loads: list[Picture] = []
-    for what, group in _together(mine, "rate", "requests").items():
+    for what, group in _together([x for x in served if x in mine or _saturated(x)], "rate", "requests"):
         if group[0].axes.get("rate", 0) and group[0].options.get("load") != "search":
             loads.extend(_tails(what, group, looks, link, of))
-    for what, group in _together(mine, "rate", "users", "requests").items():
+    for what, group in _together(mine, "rate", "users", "requests"):
         loads.extend(_front(what, group, looks, link, of))
     by_case: dict[tuple[str, str], list[Spread]] = {}
     for x in spread:
@@ -134,24 +138,33 @@ def pictures(
     return Pictures(tuple(loads), tuple(drawn))
 
 
-def _together(rows: Sequence[Row], *but: str) -> dict[str, list[Row]]:
-    """Rows that differ in these axes and in who they are of alone, by what they have in common."""
-    out: dict[str, list[Row]] = {}
+def _together(rows: Sequence[Row], *but: str) -> list[tuple[str, list[Row]]]:
+    """Rows that differ in these axes and in who they are of alone, with what they have in common."""
+    out: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        axes = [f"{name}{size}" for name, size in row.axes.items() if name not in but and size]
-        options = [f"{x}" for x in row.options.values() if x != "none"]
-        out.setdefault(" · ".join([*options, *axes, row.dtype]), []).append(row)
-    return out
+        same = {name: size for name, size in row.axes.items() if name not in but and size}
+        out.setdefault((*row.options.values(), *same.items(), row.dtype), []).append(row)
+    return [(_common(x[0], but), x) for x in out.values()]
+
+
+def _common(row: Row, but: Container[str]) -> str:
+    axes = [f"{name}{size}" for name, size in row.axes.items() if name not in but and size]
+    return " · ".join([*(x for x in options(row).values() if x != "none"), *axes, row.dtype])
 
 
 def _lines(rows: Sequence[Row], across: Place, up: Place, of: Of) -> Lines:
-    """Points by implementation and run, in their order from left to right."""
+    """Points by implementation and run, in the order of their loads."""
     out: dict[tuple[str, str], list[Point]] = {}
     for row in rows:
         x, y = across(row) or 0.0, up(row) or 0.0
         if x > 0 and y > 0:  # what logarithms take
             out.setdefault((row.implementation, of(row.identity)), []).append((x, y, row))
-    return {line: sorted(x, key=lambda point: point[:2]) for line, x in out.items()}
+    return {line: sorted(x, key=lambda point: _size(point[2])) for line, x in out.items()}
+
+
+def _size(row: Row) -> tuple[int, int]:
+    """How large its load is."""
+    return row.axes.get("rate", 0), row.axes.get("users", 0)
 
 
 def _names(lines: Lines) -> tuple[str, ...]:
@@ -159,11 +172,15 @@ def _names(lines: Lines) -> tuple[str, ...]:
 
 
 def _tails(what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link, of: Of) -> Iterator[Picture]:
-    """The 99th percentiles of a load over its rates, where it was run at several."""
+    """The 99th percentiles of a load over its rates, where it was run at several; who could not follow one has a
+    mark at the upper edge.
+    """
+    beyond = [x for x in rows if _saturated(x)]
     for metric, name in TAILS:
         lines = _lines(rows, lambda x: x.axes.get("rate", 0) / 1000, methodcaller("value", metric), of)
         if any(len(x) > 1 for x in lines.values()):
-            drawing = _drawn(lines, looks, link, f"p99 of {name} over the rate: {what}", "requests/s", "ms")
+            text = f"p99 of {name} over the rate: {what}"
+            drawing = _drawn(lines, looks, link, text, "requests/s", "ms", beyond=beyond)
             yield Picture(f"p99 of {name}, ms, over requests/s: lower is better", what, drawing, _names(lines))
 
 
@@ -200,16 +217,18 @@ def _drawn(
     across_unit: str,
     up_unit: str,
     front: Sequence[tuple[float, float]] = (),
+    beyond: Sequence[Row] = (),
 ) -> str:
     """Points by implementation on two logarithmic axes, those of a run joined; with a front, that below them,
-    and each point's load beside it where there is room.
+    and each point's load beside it where there is room. Rows `beyond` have no latency: they saturated.
     """
     points = [(x, y) for line in lines.values() for x, y, _ in line]
     left, right, top, foot = 62.0, WIDTH - (72.0 if front else 22.0), 12.0, 230.0  # with room for a label
-    across = log_axis(min(x for x, _ in points), max(x for x, _ in points), left, right)
+    rates = [*(x for x, _ in points), *(x.axes["rate"] / 1000 for x in beyond)]
+    across = log_axis(min(rates), max(rates), left, right)
     up = log_axis(min(y for _, y in points), max(y for _, y in points), 0, foot - top)
     if not front:  # each rate that was tried
-        across = replace(across, ticks=[(x, f"{x:g}") for x in sorted({x for x, _ in points})])
+        across = replace(across, ticks=[(x, f"{x:g}") for x in sorted(set(rates))])
     plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
     plot.grid(_same, _same)
     if len(front) > 1:
@@ -230,7 +249,20 @@ def _drawn(
             if front and all(abs(place[0] - a) > LABEL or abs(place[1] - b) > FONT for a, b in taken):
                 taken.append(place)
                 plot.canvas.text(place[0] + 9, place[1], _load(row), "--soft", size=FONT - 1)
+    for count, row in enumerate(beyond):
+        name, look = row.implementation, looks[row.implementation]
+        # Two that saturate at one rate stand beside each other.
+        rate = row.axes["rate"]
+        place = across.place(rate / 1000) - 9 * sum(x.axes["rate"] == rate for x in beyond[:count])
+        told = f"{name}, {_load(row)}: saturated"
+        plot.canvas.dot(place, top, look.colour, look.shape, 6.5, told, 1, link(row.identity))
+        plot.canvas.text(place, top + 13, "saturated", "--soft", "right", size=FONT - 2)
     return plot.canvas.svg(text)
+
+
+def _saturated(row: Row) -> bool:
+    """Whether its server could not follow its rate."""
+    return row.status == "unsupported" and "saturated: " in (row.reason or "")
 
 
 def _load(row: Row) -> str:
@@ -254,7 +286,8 @@ def nearest_rank(ordered: Sequence[float], percent: float) -> float:
 def _distribution(found: Sequence[Spread], caption: str, looks: Mapping[str, Series], width: float) -> Picture:
     """The share of requests that took no longer, of all processes together; marked are its percentiles."""
     left, right, top, foot = 48.0, width - 60.0, 12.0, 230.0
-    across = log_axis(min(x.ranks[0] for x in found), max(x.ranks[-1] for x in found), left, right)
+    edge = min(max(x.ranks[0], x.at(50) / FAR) for x in found)
+    across = log_axis(edge, max(x.ranks[-1] for x in found), left, right)
     up: Axis = linear_axis(1.0, 0, foot - top, figures.percent)
     plot = Plot(Canvas(width, foot + 24), across, up, top, foot)
     plot.grid(_same, _same)
@@ -262,7 +295,8 @@ def _distribution(found: Sequence[Spread], caption: str, looks: Mapping[str, Ser
     for spread in sorted(found, key=lambda x: looks[x.key.implementation].ours):
         name = spread.key.implementation
         look = looks[name]
-        places = [plot.at(x, i / POINTS) for i, x in enumerate(spread.ranks, 1) if i % 2 == 0]  # two pixels apart
+        # Two pixels apart.
+        places = [plot.at(max(x, edge), i / POINTS) for i, x in enumerate(spread.ranks, 1) if i % 2 == 0]
         plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.6, look.dash)
         for percent, least in MARKS:
             if spread.count >= least:

@@ -2,7 +2,7 @@
 
 From the data sheet's rates at the highest clock, so that no honest kernel can be faster: bytes at the peak of the
 memory (what fits in a last-level cache left out, as inputs may lie there), operations at that of the fastest unit
-that the case's dtype allows. Between this and the ceilings that a run measures lies what is merely surprising.
+that its products' dtype allows. Between this and the ceilings that a run measures lies what is merely surprising.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _cuda(case: Case, conditions: Mapping[str, Scalar], noted: Mapping[str, Scal
     memory_mhz, bits = _number(noted, "gpu/max_memory_mhz"), _number(noted, "gpu/memory_bus_bits")
     sm_mhz, count = _number(noted, "gpu/max_sm_mhz"), _number(conditions, "gpu_sm_count")
     rate = SIXTEEN_BITS.get(str(conditions.get("gpu_capability")), 0)
-    if case.dtype not in ("bf16", "fp16", "fp32", "fp64"):
+    if case.products not in ("bf16", "fp16", "fp32", "fp64"):
         rate *= EIGHT_BITS
     bandwidth = 2 * memory_mhz * 1e6 * bits / 8  # both edges of the clock
     peak = rate * count * sm_mhz * 1e6
@@ -70,7 +70,7 @@ def _cuda(case: Case, conditions: Mapping[str, Scalar], noted: Mapping[str, Scal
 def _cpu(case: Case, conditions: Mapping[str, Scalar]) -> float:
     clocks = (_number(conditions, "cpu_count") or 1024) * CPU_HZ
     return max(
-        case.bytes / (CPU_BYTES * clocks), case.flops / (CPU_FLOPS.get(case.dtype, CPU_MATRIX_FLOPS) * clocks)
+        case.bytes / (CPU_BYTES * clocks), case.flops / (CPU_FLOPS.get(case.products, CPU_MATRIX_FLOPS) * clocks)
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..catalog import Catalog
@@ -131,6 +132,49 @@ def answer(
 ) -> torch.Tensor:
     """The logits (B, len(at), V) of the model in fp32 for tokens (B, S), weights as the case stores them."""
     import torch
+
+    with _in_fp32(chosen, dtype, seed, tokens, at, catalog) as module:
+        return torch.stack([module(row[None], row[None]) for row in tokens])
+
+
+def without(
+    chosen: Chosen,
+    dtype: str,
+    seed: int,
+    tokens: torch.Tensor,
+    at: Sequence[int],
+    catalog: Catalog,
+    layers: Sequence[int],
+) -> torch.Tensor:
+    """What each of these layers adds to `answer`: its change (len(layers), B, len(at), V) where the layer is
+    skipped, on the host.
+    """
+    import torch
+
+    with _in_fp32(chosen, dtype, seed, tokens, at, catalog) as module:
+
+        def logits() -> torch.Tensor:
+            return torch.stack([module(row[None], row[None]) for row in tokens]).cpu()
+
+        whole, found = logits(), []
+        for layer in layers:
+            # A layer whose last matrices are 0 adds nothing to the stream.
+            last = [x for name, x in module.layers[layer].named_parameters() if name.startswith(LAST)]
+            kept = [x.clone() for x in last]
+            for x in last:
+                x.zero_()
+            found.append(logits() - whole)
+            for x, values in zip(last, kept, strict=True):
+                x.copy_(values)
+        return torch.stack(found)
+
+
+@contextmanager
+def _in_fp32(
+    chosen: Chosen, dtype: str, seed: int, tokens: torch.Tensor, at: Sequence[int], catalog: Catalog
+) -> Iterator[Any]:
+    """The model in fp32, which gives logits at these positions, products in fp32 while it is held."""
+    import torch
     from torch.nn import functional
 
     rows = torch.tensor(list(at), device=tokens.device)
@@ -144,7 +188,7 @@ def answer(
         with torch.no_grad():
             module = reference_module(chosen, S, catalog, tokens.device, instead)
             fill(module, initial(chosen, dtype, seed, tokens.device))
-            return torch.stack([module(row[None], row[None]) for row in tokens])
+            yield module
     finally:
         torch.set_float32_matmul_precision(kept)
 
@@ -172,8 +216,17 @@ def deviation(what: str, got: torch.Tensor, wanted: torch.Tensor, dtype: str) ->
 
 E4M3_LOGITS = 0.25
 """The same of logits whose products inside layers have inputs in E4M3. Rounding alone is off by 0.08 to 0.15 at 2
-to 4 layers and by 0.19 at 32 of a narrow Llama: a wrong scale is seen, one skipped layer of 32 is not.
+to 4 layers and by 0.20 at 32 of a narrow Llama: a wrong scale is seen. A skipped layer, which may change less, is
+seen by `missing`.
 """
+LAST = ("output", "down")
+"""How names begin of what a layer adds to the stream by."""
+MISSING = 0.3
+"""What share of a layer may be missing in logits by E4M3. At 32 layers of a narrow Llama rounding looked like 0.08
+of one at the most, a skipped one like 0.96 at the least: `tests/calibration/skipped.py`.
+"""
+SKIPPED = 1 << 15
+"""Tokens at the most that layers' shares are taken of, in all: of long prompts, of fewer layers."""
 E4M3_GAP = 1.0
 """And how far below the largest logit a token that these chose may be, as `GAPS`; 0.66 was seen at 32 layers."""
 
@@ -186,6 +239,41 @@ def deviation_in_8_bits(what: str, got: torch.Tensor, wanted: torch.Tensor) -> f
     if not off <= E4M3_LOGITS:
         raise Incorrect(f"{what}: logits are off by {off:.3g} of their norm, allowed {E4M3_LOGITS:.3g} in E4M3")
     return off
+
+
+def skippable(layers: int, tokens: int, seed: int) -> list[int]:
+    """The layers whose shares are looked at where each takes a pass of so many tokens, in order: all, or random
+    ones.
+    """
+    import random
+
+    count = max(1, min(layers, SKIPPED // tokens))
+    return sorted(random.Random(f"{seed}/skipped").sample(range(layers), count))
+
+
+def shares(got: torch.Tensor, wanted: torch.Tensor, changes: torch.Tensor) -> list[float]:
+    """Which share of each layer is missing in logits (B, n, V), by what skipping it `changes` (layers, B, n, V).
+
+    Rounding to E4M3 moves logits about as far as a skipped layer among many does, but not in that layer's
+    direction: the deviation is taken apart by least squares.
+    """
+    import torch
+
+    off = (got.detach().cpu().float() - wanted.cpu().float()).flatten().double()
+    towards = changes.flatten(1).double()
+    found = torch.linalg.lstsq(towards @ towards.T, (towards @ off)[:, None]).solution[:, 0]
+    return [float(x) for x in found]
+
+
+def missing(what: str, got: torch.Tensor, wanted: torch.Tensor, changes: torch.Tensor, layers: list[int]) -> float:
+    """The largest share of one of these layers that is missing, or too much. Raises `Incorrect` above `MISSING`."""
+    found = [abs(x) for x in shares(got, wanted, changes)]
+    share, layer = max(zip(found, layers, strict=True))
+    if not share <= MISSING:
+        raise Incorrect(
+            f"{what}: logits are as if {share:.0%} of layer {layer} were missing, allowed {MISSING:.0%}"
+        )
+    return share
 
 
 def chosen_well_in_8_bits(what: str, tokens: torch.Tensor, wanted: torch.Tensor) -> None:

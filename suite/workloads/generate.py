@@ -113,6 +113,14 @@ METRICS = (
         label="logits error",
         about="Relative norm of the deviation of logits from the model's in fp32 after given tokens.",
     ),
+    Metric(
+        "layer_missing",
+        "1",
+        across="maximum",
+        label="layer missing",
+        about="Of products in E4M3: the largest share of a layer that the logits after given tokens look as if "
+        "they lacked it, which is 1 where a layer is skipped.",
+    ),
 )
 
 GIVEN = 8
@@ -120,6 +128,9 @@ GIVEN = 8
 
 SEQUENCES = 4
 """Sequences of a batch that are compared, the first and the last among them."""
+
+FEW = 1 << 9
+"""Tokens of the prompts at the most, where these are more than one, that layers are skipped for."""
 
 COMPARED = 1 << 14
 """Tokens of their prompts at the most, where these are more than one: the model in fp32 takes seconds for them."""
@@ -174,13 +185,16 @@ def _middle(case: Case) -> int:
 @dataclass
 class Expected:
     """`prompts` (B, S) of the first and of the random generation; `given` (B, GIVEN) after the first, and the
-    logits (len(rows), GIVEN + 1, V) of some of its sequences.
+    logits (len(rows), GIVEN + 1, V) of some of its sequences. Where products may be in E4M3, what skipping each
+    of some `layers` would `change` in those of the first `len(change[0])` of them.
     """
 
     prompts: tuple[torch.Tensor, torch.Tensor]
     given: torch.Tensor
     rows: list[int]
     logits: torch.Tensor
+    layers: list[int]
+    change: torch.Tensor | None
     read_rate: float | None = None
     """Bytes/s of reading, once a system was measured: one for all systems of a case."""
 
@@ -210,9 +224,15 @@ def prepare(case: Case, session: Session) -> Expected:
     at = range(S - 1, S + given.shape[1])
     try:
         logits = inference.answer(chosen, case.dtype, seed, whole, at, catalog()).cpu()
+        layers: list[int] = []
+        change = None
+        if case.options["products"] == "e4m3":
+            few = whole[: max(1, FEW // S)]
+            layers = inference.skippable(chosen.configuration.layers, few.numel(), seed)
+            change = inference.without(chosen, case.dtype, seed, few, at, catalog(), layers)
     finally:
         device.release()
-    return Expected((first, other), given, rows, logits)
+    return Expected((first, other), given, rows, logits, layers, change)
 
 
 def measure(case: Case, system: Generates, session: Session, expected: Expected) -> Measurement:
@@ -243,6 +263,7 @@ class Run:
         self.steps: list[float] = []
         self.whole: list[float] = []
         self.error = 0.0
+        self.missing: float | None = None
         self.first_ms = self.peak = 0.0
         self.kept: Any = None
 
@@ -273,6 +294,9 @@ class Run:
         wanted, what = expected.logits.to(got.device), "after given tokens"
         if self.eight_bits:
             self.error = inference.deviation_in_8_bits(what, got, wanted)
+            assert expected.change is not None
+            few = expected.change.shape[1]
+            self.missing = inference.missing(what, got[:few], wanted[:few], expected.change, expected.layers)
         else:
             self.error = inference.deviation(what, got, wanted, case.dtype)
         tokens, _, self.first_ms = self.generate(expected.prompts[0])
@@ -351,6 +375,8 @@ class Run:
             "first_generation": rounded([self.first_ms]),
             "generation_error": rounded([self.error]),
         }
+        if self.missing is not None:
+            found["layer_missing"] = rounded([self.missing])
         if (cache := self.system.cache_bytes) is not None:
             found["cache_bytes"] = (float(cache),)
         if self.cuda:
@@ -367,6 +393,7 @@ class Run:
             converged=converged(self.steps, self.session.sampling),
             telemetry=self.watch.telemetry(),
             throttled=tuple(self.watch.throttled),
+            remarks=tuple(getattr(self.system, "remarks", ())),
         )
 
 

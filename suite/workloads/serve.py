@@ -553,7 +553,7 @@ class Run:
         assert found is not None
         samples = figures(found, self.limits)
         samples["server_start"] = rounded([self.start_ms])
-        said = remarks(found, self.system.checked)
+        said = (*getattr(self.system, "remarks", ()), *remarks(found, self.system.checked))
         if self.searched is not None:
             met = sorted(self.searched.tried)
             samples["slo_rate"] = rounded([self.searched.low])

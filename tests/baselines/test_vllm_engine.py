@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -128,3 +129,24 @@ def test_cache_of_whole_blocks():
 def test_an_encoder_without_logits_says_so():
     with pytest.raises(NotImplementedError, match="embeddings"):
         vllm.forward(None)
+
+
+def test_rows_say_which_shared_libraries_are_missing_or_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that gets a part of vLLM measures that part."""
+    (tmp_path / "lib").mkdir()
+    for name in ("whole.so", "cut.so", "code.py"):
+        (tmp_path / "lib" / name).write_bytes(b"1234")
+    described = tmp_path / "lib-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: lib\nVersion: 1.0\n")
+    files = ("lib/whole.so,,4", "lib/cut.so,,9", "lib/gone.so,,4", "lib/code.py,,7")
+    (described / "RECORD").write_text("\n".join(files))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert _vllm_engine.trimmed("lib") == (
+        "trimmed: 2 of lib's 3 shared libraries are missing or cut: cut.so, gone.so",
+    )
+    (described / "RECORD").write_text("lib/whole.so,,4")
+    assert _vllm_engine.trimmed("lib") == ()
+    assert _vllm_engine.trimmed("no-such-distribution") == ()

@@ -107,6 +107,28 @@ def test_plans_beside_peers(name):
     assert all("kernelmark" in x and len(x) > 1 for x in providers.values())
 
 
+def test_plans_of_inference_have_every_system_and_the_corners_of_their_axes():
+    """Also where a library is not installed: then its rows say how it would be."""
+    found = {}
+    for name in ("generate", "serve"):
+        for x in plans.load(name, OWN, "cuda").cells(OWN, "cuda"):
+            found.setdefault(x.case.operator, {}).setdefault(x.implementation.name, []).append(x.case)
+    generates, serves = found["generate"], found["serve"]
+    assert {
+        "kernelmark", "kernelmark_graph", "torch", "torch_graph", "transformers_generate",
+        "transformers_generate_batch", "transformers_generate_compiled", "vllm_engine",
+    } <= set(generates)  # fmt: skip
+    assert {"kernelmark_graph", "torch_graph", "transformers_serve", "vllm_serve", "server_at_url"} <= set(serves)
+    for name in ("kernelmark_graph", "vllm_engine"):
+        sizes = {(x.axes["B"], x.axes["S"]) for x in generates[name]}
+        assert {(1, 128), (256, 128), (1, 131072), (64, 4096)} <= sizes
+        assert {(b, s) for b in (1, 8) for s in (1024, 8192)} <= sizes
+    assert any(x.options["model"].startswith("mamba") for x in generates["kernelmark_graph"])
+    assert {x.options["load"] for x in serves["kernelmark_graph"]} == {"poisson", "gamma", "closed", "search"}
+    assert {x.options["lengths"] for x in serves["kernelmark_graph"]} == {"fixed", "lognormal", "shared", "turns"}
+    assert "search" in {x.options["load"] for x in serves["vllm_serve"]}
+
+
 def test_plans_beside_peers_cover_the_operators():
     """And no operator is in two of them."""
     covered = [

@@ -119,3 +119,27 @@ def test_a_run_without_servers_has_none(literal: Any) -> None:
     run = literal.journal(literal.record())
     assert drawn(run) == Pictures()
     assert 'serving">' not in render([run])
+
+
+def test_a_rate_that_a_server_cannot_follow_has_a_mark_and_no_latency(run: Any) -> None:
+    def lost(record: Record) -> Record:
+        if record.implementation != "kernelmark" or record.case.axes["rate"] != 8000:
+            return record
+        why = "sample: saturated: at 8 requests/s the backlog grew to the end of the load"
+        return msgspec.structs.replace(record, status="unsupported", reason=why, measurement=None)
+
+    run = dataclasses.replace(run, records=tuple(map(lost, run.records)))
+    (tail, *_) = drawn(run).loads
+    assert tail.drawing.count("kernelmark, 8 requests/s: saturated") == 1
+    assert ">saturated<" in tail.drawing
+    assert all("saturated" not in x.drawing for x in drawn(run).loads if x.caption.startswith("Output"))
+
+
+def test_a_time_of_nothing_does_not_stretch_the_axis(literal: Any) -> None:
+    record = served(literal, "torch", 0, 1, 40, 100)
+    samples = {**record.measurement.samples, "tpot": (0.0, *record.measurement.samples["tpot"][1:])}
+    record = msgspec.structs.replace(record, measurement=Measurement(samples, "monotonic"))
+    found = drawn(literal.journal(record, metrics=serve.METRICS))
+    (tpot,) = (x.drawing for x in found.spreads if x.caption.startswith("Time a token"))
+    assert ">0.001<" not in tpot
+    assert ">5<" in tpot

@@ -26,6 +26,13 @@ def test_operations_at_the_peak_of_the_fastest_unit(dtype, tflops):
     assert found == pytest.approx(MARGIN, rel=1e-3)
 
 
+@pytest.mark.parametrize(("products", "tflops"), [("dtype", 1070.5), ("e4m3", 4 * 1070.5)])
+def test_products_in_8_bits_may_be_as_quick_as_these(products, tflops):
+    """A decode step of many sequences is bound by products, not by bytes."""
+    step = Case("generate", "x", {}, {"products": products}, "bf16", "program", "5bec", 1, int(tflops * 1e9))
+    assert least_ms(step, "cuda", H100, H100_NOTED) == pytest.approx(MARGIN, rel=1e-3)
+
+
 def test_what_is_not_known_bounds_nothing():
     assert least_ms(case(1 << 40, 1 << 60), "cuda", {}, {}) == LEAST_MS
     assert least_ms(case(1 << 40, 1 << 60), "cuda", {"gpu_capability": True}, {"gpu/max_sm_mhz": "x"}) == 1e-4

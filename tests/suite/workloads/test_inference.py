@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import forward, generate, serve
 from kernelmark.suite.workloads._forward import PartsPasses
 from kernelmark.suite.workloads._generate import PartsGenerates
-from kernelmark.suite.workloads._inference import initial, read
+from kernelmark.suite.workloads._inference import LAST, initial, read, skippable
 from kernelmark.suite.workloads._serving.engine import Engine, Next
 from kernelmark.suite.workloads._serving.latencies import Window
 from kernelmark.suite.workloads._serving.load import Load
@@ -110,8 +111,11 @@ def a_generation(model: str = "llama-tiny") -> Case:
 )
 def test_a_generation_is_measured(catalog: Catalog, model: str, name: str) -> None:
     case = a_generation(model)
-    system = next(x for x in catalog.of_operator("generate") if x.name == name)
-    found = generated(case, system.load()(case)).samples
+    system = next(x for x in catalog.of_operator("generate") if x.name == name).load()(case)
+    system.remarks = ("said by the system",)
+    measured = generated(case, system)
+    assert measured.remarks == system.remarks
+    found = measured.samples
     rounds = len(found["generation"])
     assert (len(found["first_token"]), len(found["token"])) == (rounds, 5 * rounds)
     assert found["generation_error"][0] < 1e-5
@@ -268,6 +272,46 @@ class Misscaled(PartsGenerates):
 def test_a_wrong_scale_has_no_time(catalog: Catalog, uncompiled: None) -> None:
     with pytest.raises(Incorrect, match=r"after given tokens: logits are off .* allowed 0\.25 in E4M3"):
         generated(in_8_bits("llama-tiny"), Misscaled(Assembly(EIGHT_BITS["parts_rowwise"], catalog), 16, "e4m3"))
+
+
+class Skips(PartsGenerates):
+    """Leaves a layer out: what it adds by is 0."""
+
+    def load(self, chosen: Any, B: int, S: int, N: int, dtype: str, weights: Any) -> None:
+        adds = tuple(f"layers.{SKIPPED}.{name}" for name in LAST)
+        super().load(chosen, B, S, N, dtype, ((name, x * 0 if name in adds else x) for name, x in weights))
+
+
+LAYERS, SKIPPED = 12, 9
+
+
+@COMPILERS
+def test_a_skipped_layer_of_many_has_no_time_in_8_bits(
+    catalog: Catalog, uncompiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size would not show it in a deep model, where rounding moves logits as far."""
+    tiny = read(a_generation(), catalog)
+    deep = replace(tiny, configuration=replace(tiny.configuration, layers=LAYERS))
+    monkeypatch.setattr(generate, "read", lambda case: deep)
+    monkeypatch.setattr("kernelmark.suite.workloads._inference.E4M3_LOGITS", 0.5)
+    given, case = session(), in_8_bits("llama-tiny")
+    expected = generate.prepare(case, given)
+    whole, skips = (
+        generate.Run(case, kind(Assembly(EIGHT_BITS["parts_rowwise"], catalog), 16, "e4m3"), given, expected)
+        for kind in (PartsGenerates, Skips)
+    )
+    whole.verify()
+    assert whole.missing is not None
+    assert 0 < whole.missing < 0.2
+    with pytest.raises(Incorrect, match=rf"as if (9|10)\d% of layer {SKIPPED} were missing, allowed 30%"):
+        skips.verify()
+
+
+def test_of_long_prompts_some_layers_are_skipped() -> None:
+    assert skippable(32, 1024, 1) == list(range(32))
+    assert len(set(skippable(32, 8192, 1))) == 4
+    assert skippable(32, 8192, 1) != skippable(32, 8192, 2)
+    assert len(skippable(2, 1 << 20, 1)) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,13 @@ import socket
 import time
 from collections.abc import Iterator
 from statistics import fmean
+from typing import cast
 
 import msgspec
 import pytest
+from kernelmark.baselines import openai_compatible
 from kernelmark.registry.errors import InputError
+from kernelmark.suite.workloads import serve
 from kernelmark.suite.workloads._serving import children, latencies
 from kernelmark.suite.workloads._serving.children import Clients, Running, ours
 from kernelmark.suite.workloads._serving.load import Asked
@@ -153,3 +156,17 @@ def test_a_server_that_does_not_start_says_why() -> None:
 def test_only_servers_of_this_machine(url: str) -> None:
     with pytest.raises(InputError, match="this machine"):
         children.loopback(url)
+
+
+def test_a_server_that_is_there_already_is_asked_by_its_url(
+    quick: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NotImplementedError, match="KERNELMARK_SERVER_URL names no server"):
+        openai_compatible.server(None)
+    monkeypatch.setenv("KERNELMARK_SERVER_URL", f"http://{quick.host}:{quick.port}")
+    system = openai_compatible.server(None)
+    found = serve.start(system, cast("serve.Order", None))  # it was given no model and no weights
+    assert (found.port, found.model, found.path) == (quick.port, "m", "/v1/completions")
+    assert latencies.outcomes(load(found, [0.0, 0.01])) == {"ok": 2}
+    found.stop()
+    assert latencies.outcomes(load(quick, [0.0])) == {"ok": 1}, "a server of somebody else's was ended"
