@@ -183,6 +183,14 @@ def parts(c: Llama, B: int, S: int) -> tuple[Part, ...]:
     )
 
 
+def named(c: Llama, B: int, S: int) -> tuple[Part, ...]:
+    """The projections and their rotation together; not where queries and keys have a norm between the two."""
+    if c.qk_norm != "none":
+        return ()
+    axes = {"B": B, "S": S, "K": c.width, "H": c.heads, "Hkv": c.kv_heads, "D": c.head}
+    return (Part("qkv_rope", "qkv_rope", axes, c.layers),)
+
+
 def frequencies(c: Llama) -> list[float]:
     """Radians a position of each pair of a head, the low ones stretched as Llama 3 does for long contexts.
 
@@ -209,6 +217,7 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
 
     shapes = {name: weight.shape for name, weight in weights(c).items()}
     linear, projected, fed = parts["linear"], several(parts), gated(parts)
+    together = parts.get("qkv_rope")
     embed, adds, scores, logits = c.multipliers or (1.0, 1.0, c.head**-0.5, 1.0)
     # Parts scale scores by head^-0.5; what a family has in its place is made up for in the queries.
     query_scale = scores * c.head**0.5
@@ -224,6 +233,19 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
         def attend(self, y: Any, cos: Any, sin: Any) -> Any:
             """(B, S, D) to (B, S, D): q, k, v are views of their projections, never copied here."""
             B, S, _ = y.shape
+            q, k, v = self.turned(y, cos, sin)
+            if query_scale != 1:
+                q = q * query_scale
+            out = parts["attention"](q=q, k=k, v=v, mask="causal")
+            return linear(out.transpose(1, 2).reshape(B, S, -1), self.output)
+
+        def turned(self, y: Any, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
+            """Queries, keys and values (B, H, S, D) of (B, S, D)."""
+            if together is not None:
+                weights = {"query": self.query, "key": self.key, "value": self.value}
+                found: tuple[Any, Any, Any] = together(x=y, **weights, cos=cos, sin=sin)
+                return found
+            B, S, _ = y.shape
             q, k, v = projected(y, self.query, self.key, self.value)
             if c.qk_norm == "width":
                 q = parts["query_norm"](x=q, weight=self.query_norm, eps=c.eps)
@@ -233,11 +255,7 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
                 q = parts["query_norm"](x=q, weight=self.query_norm, eps=c.eps)
                 k = parts["key_norm"](x=k, weight=self.key_norm, eps=c.eps)
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-            q, k = parts["rope"](q=q, k=k, cos=cos, sin=sin, layout="half")
-            if query_scale != 1:
-                q = q * query_scale
-            out = parts["attention"](q=q, k=k, v=v, mask="causal")
-            return linear(out.transpose(1, 2).reshape(B, S, -1), self.output)
+            return (*parts["rope"](q=q, k=k, cos=cos, sin=sin, layout="half"), v)
 
         def feed(self, y: Any) -> Any:
             """(B, S, D) to (B, S, D)."""
@@ -317,4 +335,5 @@ MODEL = Model(
     parts=parts,
     attention=lambda c: c.layers * c.heads * c.head,
     module=module,
+    named=named,
 )
