@@ -45,6 +45,7 @@ Precision: TypeAlias = Literal[
     "float8_1x128",
     "parts_rowwise",
     "parts_1x128",
+    "parts_1x128_fused",
     "te_tensorwise",
     "te_delayed",
     "te_1x128",
@@ -53,7 +54,7 @@ Precision: TypeAlias = Literal[
 E5M2; Transformer Engine's `Linear` with a scale a tensor, of the tensor itself or of those before it, or with
 block scales, for systems whose `base` it is, which run in its environment; or the system's own `fp8_quant` and
 `fp8_matmul`, E4M3 with a scale a row (`parts_rowwise`), or for 128 elements of a row and 128 × 128 of a weight
-(`parts_1x128`, as DeepSeek-V3 trains).
+(`parts_1x128`, as DeepSeek-V3 trains), with norms and gates that write 8 bits themselves (`parts_1x128_fused`).
 """
 
 Recompute: TypeAlias = Literal[
@@ -287,7 +288,22 @@ class Assembly:
         for part in chosen.model.named(chosen.configuration, B, S):
             if {part.name, part.operator} & self.system.parts.keys():
                 found[part.name] = self.call(part.name, part.operator, part.axes, part.options, dtype, device)
+        if self.system.precision == "parts_1x128_fused":
+            found |= self._fused_blocks(chosen, dtype, device)
         return found | {"linear": self.linear(dtype, device)}
+
+    def _fused_blocks(self, chosen: Chosen, dtype: str, device: str) -> dict[str, Callable[..., Any]]:
+        """Norms and gates with the products behind them, by our own kernels."""
+        from . import fused_blocks
+
+        if not chosen.model.fused(chosen.configuration):
+            raise NotImplementedError(f"{chosen.name} has no norm or gate before its products that is fused")
+        if self.system.base != PROVIDER or self.system.parts or self.system.recompute.startswith("by_part"):
+            raise NotImplementedError("norms and gates that write 8 bits are our own kernels, not parts by choice")
+        if device != "cuda":
+            raise NotImplementedError(f"norms and gates that write 8 bits have kernels for CUDA, not for {device}")
+        given = self.catalog, *self.eight_bits(dtype, device)
+        return {"normed": fused_blocks.normed(*given), "down": fused_blocks.down(*given)}
 
     def linear(self, dtype: str, device: str) -> Callable[..., Any]:
         """`linear(x, weight, bias=None)`, by which layers multiply. Raises as `call` does."""
