@@ -827,7 +827,12 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )
 
 
-_ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
+_ELEMENTS = {
+    torch.bfloat16: gl.bfloat16,
+    torch.float16: gl.float16,
+    torch.float32: gl.float32,
+    torch.float8_e4m3fn: gl.float8e4nv,
+}
 
 
 @functools.cache
