@@ -51,9 +51,7 @@ def copy_out(tensor, place, buffer):  # type: ignore[no-untyped-def]  # as above
 def add_out(tensor, place, buffer, _semantic=None):  # type: ignore[no-untyped-def]  # as above
     """As `copy_out` of a buffer of the map's shape, adding to what is there. `ADDS`: whether Triton has it."""
     place = _semantic._convert_to_ir_values(place, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(
-        ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor.handle, place, buffer.handle
-    )
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor.handle, place, buffer.handle)
 
 
 ADDS = hasattr(gluon_ir.GluonOpBuilder, "create_async_tma_reduce") and hasattr(ir, "DESCRIPTOR_REDUCE_KIND")

@@ -19,10 +19,10 @@ def _kernels(catalog: Catalog, name: str) -> Any:
 
 
 def normed(catalog: Catalog, quantize: Products, product: Products) -> Callable[..., Any]:
-    """`normed(x, residual, weight, eps, *weights)`: h = x + residual, or x, and the RMS norm of h by `weight` times
-    each of the weights. The norm is quantized as it is and transposed where it is computed, once for all weights,
-    and is in memory in 8 bits alone. In the backward pass the products of its gradient are summed, and one kernel
-    makes the gradient of h of that sum and of what came to h otherwise.
+    """`normed(x, residual, weight, eps, *weights)`: h = x + residual, or x, and the RMS norm of h by `weight`
+    times each of the weights. The norm is quantized as it is and transposed where it is computed, once for all
+    weights, and is in memory in 8 bits alone. In the backward pass the products of its gradient are
+    summed, and one kernel makes the gradient of h of that sum and of what came to h otherwise.
     """
     import torch
 
@@ -45,7 +45,8 @@ def normed(catalog: Catalog, quantize: Products, product: Products) -> Callable[
         @staticmethod
         def backward(ctx: Any, dh: Any, *given: Any) -> Any:
             h, rstd, gain, y, of_y, *turned = ctx.saved_tensors
-            dy, gradients = None, []
+            dy: Any = None
+            gradients = []
             for dout, w, of_weight in zip(given, turned[::2], turned[1::2], strict=True):
                 g, scale, across, of_g = quantize(dout.flatten(0, -2).contiguous(), "both")
                 part = product(g, w.t(), scale, of_weight.t(), "block")

@@ -696,11 +696,7 @@ def _turned(acc, y, rows, scales, i: gl.constexpr, c: gl.constexpr, layout: gl.c
     at = gl.expand_dims(rows % scales.b_row * lead, 1) + gl.expand_dims(columns, 0)
     cos = gl.load(gl.multiple_of(scales.a, 16) + at).to(gl.float32)
     sin = gl.load(gl.multiple_of(scales.b, 16) + at).to(gl.float32)
-    if SECOND:
-        y = y * cos + other * sin
-    else:
-        y = y * cos - other * sin
-    return y
+    return y * cos + other * sin if SECOND else y * cos - other * sin
 
 
 @gluon.jit

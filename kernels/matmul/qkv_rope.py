@@ -32,9 +32,9 @@ def qkv_rope(
     """(q, k, v) = x times the three weights, q and k with each pair (a, b) of dimensions i and i + D / 2 of a head
     turned to (a · cos - b · sin, b · cos + a · sin), in fp32 and rounded once.
 
-    x (B, S, K), query (H · D, K), key and value (Hkv · D, K), cos and sin (S, D / 2), in one of bf16 and fp16, to q
-    (B, H, S, D), k and v (B, Hkv, S, D), which lie in memory in the order B, S, H, D. Differentiable in x and the
-    weights, whose `main_grad` counts as `linear` says. The gradient of x is one sum, to which the products of
+    x (B, S, K), query (H · D, K), key and value (Hkv · D, K), cos and sin (S, D / 2), in one of bf16 and fp16, to
+    q (B, H, S, D), k and v (B, Hkv, S, D), which lie in memory in the order B, S, H, D. Differentiable in x and
+    the weights, whose `main_grad` counts as `linear` says. The gradient of x is one sum, to which the products of
     keys and values are added.
 
     On Hopper, where D is 64, 128 or 256, the products of q and k turn what they write; elsewhere a kernel does
@@ -82,7 +82,12 @@ def _chosen(M: int, N: int, K: int, head: int, programs: int) -> Choice:
 
 def turns(x: torch.Tensor, weight: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
     """Whether the product for Hopper turns what it writes."""
-    if not on_hopper(x) or 2 * cos.shape[1] not in HEADS or few_rows.takes(x, weight) or 0 in (*x.shape, len(weight)):
+    if (
+        not on_hopper(x)
+        or 2 * cos.shape[1] not in HEADS
+        or few_rows.takes(x, weight)
+        or 0 in (*x.shape, len(weight))
+    ):
         return False
     from . import _matmul_hopper as hopper
 
@@ -125,9 +130,7 @@ def _launch(
     else:
         q, k = (_heads(matmul(rows, weight.t()), x, cos) for weight in (query, key))
         q, k = (y.transpose(1, 2) for y in rope(q, k, cos, sin))
-    return tuple(
-        y.reshape(B, S, len(weight)) for y, weight in zip((q, k, v), (query, key, value), strict=True)
-    )
+    return tuple(y.reshape(B, S, len(weight)) for y, weight in zip((q, k, v), (query, key, value), strict=True))
 
 
 def _heads(y: torch.Tensor, x: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
@@ -163,7 +166,8 @@ def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) ->
 
 
 _qkv_rope = operator(
-    "qkv_rope(Tensor x, Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin) -> (Tensor, Tensor, Tensor)",
+    "qkv_rope(Tensor x, Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin)"
+    " -> (Tensor, Tensor, Tensor)",
     _launch,
     _empty,
     _save,

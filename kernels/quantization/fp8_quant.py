@@ -441,8 +441,8 @@ _fp8_quant_both = operator(
 
 
 def norm_both(h: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor) -> Four:
-    """`fp8_quant(h · rstd · weight, "both")` of what is in memory nowhere else: an RMS norm of h (M, K) in bf16, fp16
-    or fp32, by rstd (M,) in fp32 and weight (K,).
+    """`fp8_quant(h · rstd · weight, "both")` of what is in memory nowhere else: an RMS norm of h (M, K) in bf16,
+    fp16 or fp32, by rstd (M,) in fp32 and weight (K,).
     """
     check("h", h, dim=2)
     check("rstd", rstd, shape=h.shape[:1], like=h, dtypes=(torch.float32,))

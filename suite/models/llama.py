@@ -217,7 +217,8 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
 
     shapes = {name: weight.shape for name, weight in weights(c).items()}
     linear, projected, fed = parts["linear"], several(parts), gated(parts)
-    together, normed = parts.get("qkv_rope"), parts.get("normed")
+    together: Any = parts.get("qkv_rope")
+    normed: Any = parts.get("normed")
     embed, adds, scores, logits = c.multipliers or (1.0, 1.0, c.head**-0.5, 1.0)
     # Parts scale scores by head^-0.5; what a family has in its place is made up for in the queries.
     query_scale = scores * c.head**0.5
@@ -235,7 +236,8 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
             if together is not None:
                 weights = {"query": self.query, "key": self.key, "value": self.value}
                 return self.attended(*together(x=y, **weights, cos=cos, sin=sin))
-            return self.attended(*self.turned(*projected(y, self.query, self.key, self.value), cos, sin))
+            q, k, v = projected(y, self.query, self.key, self.value)
+            return self.attended(*self.turned(q, k, v, cos, sin))
 
         def attended(self, q: Any, k: Any, v: Any) -> Any:
             """Queries, keys and values (B, H, S, D) to (B, S, D)."""
@@ -274,8 +276,8 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
             """Of norms before blocks that are one with the products behind them: x is the block's before, which is
             not yet added to the stream h; None for h where there is none before.
             """
-            h, *projections = normed(x, h, self.attention_norm, c.eps, self.query, self.key, self.value)
-            x = scaled(self.attended(*self.turned(*projections, cos, sin)))
+            h, q, k, v = normed(x, h, self.attention_norm, c.eps, self.query, self.key, self.value)
+            x = scaled(self.attended(*self.turned(q, k, v, cos, sin)))
             h, gate, up = normed(x, h, self.feed_norm, c.eps, self.gate, self.up)
             return scaled(parts["down"](gate, up, self.down)), h
 

@@ -30,9 +30,12 @@ def quantize(x, granularity):
 
 def wide(x, scale):
     M, K = x.shape
-    return x.float() * scale.repeat_interleave(-(-M // len(scale)) if len(scale) < M else 1, 0)[:M].repeat_interleave(
-        128, 1
-    )[:, :K]
+    return (
+        x.float()
+        * scale.repeat_interleave(-(-M // len(scale)) if len(scale) < M else 1, 0)[:M].repeat_interleave(128, 1)[
+            :, :K
+        ]
+    )
 
 
 def product(a, b, scale_a, scale_b, recipe):

@@ -198,7 +198,13 @@ def test_heads_turned(played, head, columns, written, shared):
     played(4)
     M, N, K, S = 3 * 77, 2 * head, 48, 77
     schedule = Schedule(
-        columns=columns, step=32, stages=2, written=written, head=head, shared=shared, groups=1 if head == 64 else 2
+        columns=columns,
+        step=32,
+        stages=2,
+        written=written,
+        head=head,
+        shared=shared,
+        groups=1 if head == 64 else 2,
     )
     x, weight = torch.randn(M, K), torch.randn(N, K)
     angle = torch.rand(S, head // 2) * 6

@@ -6,18 +6,14 @@ from kernelmark.kernels.matmul import matmul, qkv_rope
 from kernelmark.suite.operators.rope import reference
 
 
-@pytest.mark.parametrize(
-    ("B", "S", "H", "Hkv", "D"), [(2, 9, 4, 2, 16), (3, 5, 3, 1, 10)]
-)
+@pytest.mark.parametrize(("B", "S", "H", "Hkv", "D"), [(2, 9, 4, 2, 16), (3, 5, 3, 1, 10)])
 def test_agrees(agrees, B, S, H, Hkv, D):
     agrees("qkv_rope", {"B": B, "S": S, "K": 33, "H": H, "Hkv": Hkv, "D": D}, "fp16")
 
 
 def test_strides(agrees):
     change = {"x": torch.randn(2, 9, 90).half()[:, :, 7:47], "cos": torch.rand(16, 9).half().t()[:, ::2]}
-    agrees(
-        "qkv_rope", {"B": 2, "S": 9, "K": 40, "H": 2, "Hkv": 1, "D": 16}, "fp16", change=lambda given: change
-    )
+    agrees("qkv_rope", {"B": 2, "S": 9, "K": 40, "H": 2, "Hkv": 1, "D": 16}, "fp16", change=lambda given: change)
 
 
 def test_results_lie_as_attention_reads_them():

@@ -62,7 +62,9 @@ def test_products_are_pytorch_s_unless_a_system_names_them() -> None:
 
     assert set(given().values()) == {"torch"}
     assert set(given(linear="kernelmark").values()) == {"torch", "kernelmark"}
-    assert [x for x, y in given(linear_1024x2048="kernelmark").items() if y == "kernelmark"] == ["linear_1024x2048"]
+    assert [x for x, y in given(linear_1024x2048="kernelmark").items() if y == "kernelmark"] == [
+        "linear_1024x2048"
+    ]
     assert given(qkv_rope="kernelmark")["qkv_rope"] == "kernelmark"
     assert parsed(part="linear_8192x2048", implementation="kernelmark").systems[0].parts
 

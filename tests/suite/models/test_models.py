@@ -86,9 +86,7 @@ def test_operations_of_training() -> None:
     assert bert.model.attention(bert.configuration) == 2 * 12 * 768
 
 
-def _built(
-    found: Chosen, watch: Callable[[Part, dict[str, Any]], None], linear: Any = functional.linear
-) -> Any:
+def _built(found: Chosen, watch: Callable[[Part, dict[str, Any]], None], linear: Any = functional.linear) -> Any:
     """The module in fp32 by the operators' references, which tell `watch` what they are called with."""
     operators = Catalog.default().operators
 

@@ -126,7 +126,7 @@ class Projected(PartsTrainer):
         own = found["qkv_rope"]
 
         def shifted(cos: Any, sin: Any, **inputs: Any) -> Any:
-            q, k, v = own(cos=cos, sin=sin, **inputs)
+            _, k, v = own(cos=cos, sin=sin, **inputs)
             # Of all positions by as much no answer depends on.
             return own(cos=cos.roll(self.shift, 0), sin=sin.roll(self.shift, 0), **inputs)[0], k, v
 
