@@ -1,5 +1,9 @@
-"""Queries, keys and values of one input, queries and keys turned by rotary positions (Su et al., arXiv 2104.09864)
-where the products write them: what attention reads, in the order it reads it, and written once.
+"""Queries, keys and values of one input, the first two turned by rotary positions (Su et al., arXiv 2104.09864), in
+the order in which attention reads them.
+
+Hopper's product can turn what it writes. On an H200 that was faster than a kernel behind it for heads of 64, and
+slower for heads of 128, where each consumer waits for the tables of its own columns: `FASTER` says which heads are
+turned so, `qkv_rope_fused` turns all.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from .matmul import matmul, matmul_add, on_hopper
 
 HEADS = (64, 128, 256)
 """Head dimensions whose halves are columns that are written at a time, or several of them."""
+FASTER = (64,)
+"""Those that the product turned faster than a kernel behind it."""
 
 
 def qkv_rope(
@@ -37,11 +43,25 @@ def qkv_rope(
     the weights, whose `main_grad` counts as `linear` says. The gradient of x is one sum, to which the products of
     keys and values are added.
 
-    On Hopper, where D is 64, 128 or 256, the products of q and k turn what they write; elsewhere a kernel does
+    On Hopper, where D is one of `FASTER`, the products of q and k turn what they write; elsewhere a kernel does
     after them. Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message
     names the argument.
     """
-    q, k, v = _qkv_rope(x, query, key, value, cos, sin)
+    fused = isinstance(cos, torch.Tensor) and cos.dim() == 2 and 2 * cos.shape[1] in FASTER
+    q, k, v = _qkv_rope(x, query, key, value, cos, sin, fused)
+    return _heads(q, x, cos), _heads(k, x, cos), _heads(v, x, cos)
+
+
+def qkv_rope_fused(
+    x: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`qkv_rope` whose products turn what they write for every D that they can: 64, 128 and 256, on Hopper."""
+    q, k, v = _qkv_rope(x, query, key, value, cos, sin, True)
     return _heads(q, x, cos), _heads(k, x, cos), _heads(v, x, cos)
 
 
@@ -52,6 +72,7 @@ def _check(
     value: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
+    fused: bool,
 ) -> None:
     check("x", x, dim=3, dtypes=FLOATING[:2])
     check("cos", cos, dim=2, like=x, dtypes=(x.dtype,))
@@ -65,7 +86,7 @@ def _check(
             )
 
 
-def _empty(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _empty(x: torch.Tensor, *weights: Any) -> tuple[torch.Tensor, ...]:
     return tuple(x.new_empty(*x.shape[:2], weight.shape[0]) for weight in weights[:3])
 
 
@@ -119,13 +140,14 @@ def _launch(
     value: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
+    fused: bool,
 ) -> tuple[torch.Tensor, ...]:
-    _check(x, query, key, value, cos, sin)
+    _check(x, query, key, value, cos, sin, fused)
     B, S, K = x.shape
     rows = x.reshape(B * S, K)
     cos, sin = cos.contiguous(), sin.contiguous()
     v = matmul(rows, value.t())
-    if all(turns(rows, weight, cos, sin) for weight in (query, key)):
+    if fused and all(turns(rows, weight, cos, sin) for weight in (query, key)):
         q, k = (_turned(rows, weight, cos, sin) for weight in (query, key))
     else:
         q, k = (_heads(matmul(rows, weight.t()), x, cos) for weight in (query, key))
@@ -140,7 +162,7 @@ def _heads(y: torch.Tensor, x: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs)
+    ctx.save_for_backward(*inputs[:6])
     ctx.into = [main_grad(weight) for weight in inputs[1:4]]
 
 
@@ -162,11 +184,11 @@ def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) ->
         weight_gradient(dy, rows, into) if asked else None
         for dy, into, asked in zip(given, ctx.into, wanted[1:4], strict=True)
     ]
-    return dx, *gradients, None, None
+    return dx, *gradients, None, None, None
 
 
 _qkv_rope = operator(
-    "qkv_rope(Tensor x, Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin)"
+    "qkv_rope(Tensor x, Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin, bool fused)"
     " -> (Tensor, Tensor, Tensor)",
     _launch,
     _empty,

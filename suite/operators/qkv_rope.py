@@ -88,6 +88,7 @@ OPERATOR = Operator(
     tokens=lambda case: case.axes["B"] * case.axes["S"],
     dtypes=("bf16", "fp16"),
     gradients=("x", "query", "key", "value"),
+    forms=("fused",),
     plans={
         "quick": (grid("forward_backward", B=2, S=2048, K=2048, H=16, Hkv=8, D=128),),
         "quick_cpu": (grid("forward", B=1, S=64, K=256, H=4, Hkv=2, D=64),),

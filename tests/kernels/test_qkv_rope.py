@@ -48,12 +48,14 @@ def test_hopper_is_given_whole_heads(monkeypatch):
     for D in (64, 128, 256):
         x, table = torch.randn(2, 20, 64).bfloat16(), torch.rand(20, D // 2).bfloat16()
         query, key = torch.randn(2 * D, 64).bfloat16(), torch.randn(D, 64).bfloat16()
-        q, k, _ = qkv_rope.qkv_rope(x, query, key, key, table, table)
+        q, k, _ = qkv_rope.qkv_rope_fused(x, query, key, key, table, table)
+        plain = qkv_rope.qkv_rope(x, query, key, key, table, table)[0]
+        assert torch.equal(plain, q) == (D in qkv_rope.FASTER)  # else rounded once more
         for y, weight in ((q, query), (k, key)):
             heads = (x.double() @ weight.double().t()).unflatten(-1, (-1, D)).transpose(1, 2)
             want = reference(heads, heads, table.double(), table.double(), "half")[0]
             assert (y.double() - want).norm() < 1e-2 * want.norm()
-    assert seen == [64, 64, 128, 128, 256, 256]
+    assert seen == [64, 64, 64, 64, 128, 128, 256, 256]
 
 
 @pytest.mark.parametrize(
