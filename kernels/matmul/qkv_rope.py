@@ -1,5 +1,5 @@
-"""Queries, keys and values of one input, the first two turned by rotary positions (Su et al., arXiv 2104.09864), in
-the order in which attention reads them.
+"""Queries, keys and values of one input, the first two turned by rotary positions (Su et al., arXiv 2104.09864),
+in the order in which attention reads them.
 
 Hopper's product can turn what it writes. On an H200 that was faster than a kernel behind it for heads of 64, and
 slower for heads of 128, where each consumer waits for the tables of its own columns: `FASTER` says which heads are
