@@ -329,6 +329,33 @@ def rope(case: Any) -> Callable[..., Any]:
     return lambda q, k, cos, sin, layout: (turn(q, cos, sin), turn(k, cos, sin))
 
 
+def linear(case: Any) -> Callable[..., Any]:
+    """`torch.nn.functional.linear`."""
+    from torch.nn import functional
+
+    return lambda x, weight, bias: functional.linear(x, weight, bias)
+
+
+def qkv_rope(case: Any) -> Callable[..., Any]:
+    """Three times `torch.nn.functional.linear`, and what `rope` takes."""
+    from torch.nn import functional
+
+    D = case.axes["D"]
+
+    def turned(x: Any, cos: Any, sin: Any) -> Any:
+        import torch
+
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    def call(x: Any, query: Any, key: Any, value: Any, cos: Any, sin: Any) -> Any:
+        several = (functional.linear(x, weight) for weight in (query, key, value))
+        q, k, v = (y.unflatten(-1, (-1, D)).transpose(1, 2) for y in several)
+        return turned(q, cos, sin), turned(k, cos, sin), v
+
+    return call
+
+
 def rope_cache_write(case: Any) -> Callable[..., Any]:
     """`rope` at each token's position, and `index_copy_` into the caches: PyTorch has no operator for it."""
     import torch
@@ -1044,8 +1071,10 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "mx_quant": {"torch": mx_quant},
     "rms_norm": {"torch": rms_norm},
+    "qkv_rope": {"torch": qkv_rope},
     "rope": {"torch": rope},
     "rope_cache_write": {"torch": rope_cache_write},
+    "linear": {"torch": linear},
     "linear_attention": {"torch": linear_attention},
     "mamba3": {"torch": mamba3},
     "selective_scan": {"torch": selective_scan},

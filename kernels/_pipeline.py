@@ -10,8 +10,10 @@ No `from __future__ import annotations` here: an aggregate reads the types of it
 Constructors are constexpr functions, so that they are part of a kernel's hash.
 """
 
+from triton._C.libtriton import gluon_ir, ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
@@ -43,6 +45,17 @@ def copy_in(tensor, place, barrier, buffer):  # type: ignore[no-untyped-def]  # 
 def copy_out(tensor, place, buffer):  # type: ignore[no-untyped-def]  # as above
     """Has a tile written at `place`, as far as the tensor goes."""
     async_store(tensor, place, buffer.reshape(tensor.block_type.shape))
+
+
+@builtin
+def add_out(tensor, place, buffer, _semantic=None):  # type: ignore[no-untyped-def]  # as above
+    """As `copy_out` of a buffer of the map's shape, adding to what is there. `ADDS`: whether Triton has it."""
+    place = _semantic._convert_to_ir_values(place, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor.handle, place, buffer.handle)
+
+
+ADDS = hasattr(gluon_ir.GluonOpBuilder, "create_async_tma_reduce") and hasattr(ir, "DESCRIPTOR_REDUCE_KIND")
+"""Whether Triton's builder has the instruction `cp.reduce.async.bulk.tensor`; Gluon's Python does not."""
 
 
 @gluon.jit

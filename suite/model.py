@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Parts: TypeAlias = Mapping[str, Callable[..., Any]]
 """The callables of a model's parts by the part's name, and `linear(x, weight, bias=None)`, by which layers
-multiply. What runs a model may give `several(x, *weights)` and `gated(x, gate, up)` too, see there.
+multiply. What runs a model may give `several(x, *weights)` and `gated(x, gate, up)` too, see there, and the parts
+that a model has only where they are named (`Model.named`).
 """
 
 FINAL_GAIN = 4.0
@@ -91,6 +92,15 @@ class Part:
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
+LINEAR = "linear"
+"""The operator of the products inside layers. Each shape of weight is a part of that name and the shape's."""
+
+
+def linear_part(N: int, K: int) -> str:
+    """The name of the products with weights (N, K)."""
+    return f"{LINEAR}_{N}x{K}"
+
+
 @dataclass(frozen=True)
 class Bound:
     """How far a system may be from the model in fp32, relative: the loss; each parameter's gradient by its norm;
@@ -147,6 +157,9 @@ class Model(Architecture):
     * `weights(configuration)`: all parameters by name, in the order of the module's; a tied table once.
     * `attention(configuration)`: the sum over layers of heads × head dimension that S × S scores are computed
       with; a mask that hides nothing counts twice what a causal one does.
+    * `named(configuration, B, S)`: parts that stand for `linear` and others, where a system names them.
+    * `fused(configuration)`: whether it asks for `normed` and `down` (`fused_blocks.py`) in the place of norms and
+      gates and the products behind them.
     * `module(configuration, parts)`: an `nn.Module` with those parameters. `forward(tokens, targets)` takes int64
       (B, S) each and gives the mean loss, a scalar. `prepare(S, device, dtype)` makes what depends on positions.
       With the attribute `recompute` set, each layer is computed again for the backward pass.
@@ -156,6 +169,25 @@ class Model(Architecture):
     attention: Callable[[Any], int]
     module: Callable[[Any, Parts], torch.nn.Module]
     bounds: Mapping[str, Bound] = field(default_factory=lambda: BOUNDS)
+    named: Callable[[Any, int, int], tuple[Part, ...]] = lambda configuration, B, S: ()
+    fused: Callable[[Any], bool] = lambda configuration: False
+
+    def products(self, configuration: Any, B: int, S: int) -> tuple[Part, ...]:
+        """What layers multiply by `linear`, of a micro-batch: a part for each shape of weight, with a bias or not.
+        Weights of experts and routers are multiplied otherwise, and the output projection in the loss.
+        """
+        weights = self.weights(configuration)
+        found: dict[tuple[int, int, bool], int] = {}
+        for name, weight in weights.items():
+            table = name.rpartition(".")[2] in ("embedding", "head", "router")
+            if weight.share == 1 and len(weight.shape) == 2 and not table:
+                N, K = weight.shape
+                key = N, K, f"{name}_bias" in weights
+                found[key] = found.get(key, 0) + 1
+        return tuple(
+            Part(linear_part(N, K), LINEAR, {"M": B * S, "N": N, "K": K}, calls, {"bias": bias})
+            for (N, K, bias), calls in found.items()
+        )
 
     def parameters(self, configuration: Any) -> int:
         """How many parameters it has; a tied table counts once."""
@@ -180,6 +212,13 @@ class Chosen:
     model: Model
     name: str
     configuration: Any
+
+    def named(self, B: int, S: int) -> tuple[Part, ...]:
+        """The parts that are another's than PyTorch's only where a system names them: its products, and what
+        stands for some of these together with other parts.
+        """
+        model, configuration = self.model, self.configuration
+        return (*model.products(configuration, B, S), *model.named(configuration, B, S))
 
     def first(self, layers: int) -> Chosen:
         """Only its first layers, with all before and after them. Raises `InputError` for more than it has."""

@@ -26,7 +26,7 @@ from ..registry.errors import InputError, unknown
 from ..registry.store.record import EAGER, PROVIDER, YARDSTICK, Case
 from ._transformer_engine import Linears
 from .implementation import Implementation
-from .model import Chosen, Model, Part
+from .model import LINEAR, Chosen, Model, Part, linear_part
 
 if TYPE_CHECKING:
     from .operator import Operator
@@ -47,6 +47,7 @@ Precision: TypeAlias = Literal[
     "float8_1x128",
     "parts_rowwise",
     "parts_1x128",
+    "parts_1x128_fused",
     "te_tensorwise",
     "te_delayed",
     "te_1x128",
@@ -55,7 +56,7 @@ Precision: TypeAlias = Literal[
 E5M2; Transformer Engine's `Linear` with a scale a tensor, of the tensor itself or of those before it, or with
 block scales, for systems whose `base` it is, which run in its environment; or the system's own `fp8_quant` and
 `fp8_matmul`, E4M3 with a scale a row (`parts_rowwise`), or for 128 elements of a row and 128 × 128 of a weight
-(`parts_1x128`, as DeepSeek-V3 trains).
+(`parts_1x128`, as DeepSeek-V3 trains), with norms and gates that write 8 bits themselves (`parts_1x128_fused`).
 """
 
 Recompute: TypeAlias = Literal[
@@ -86,6 +87,11 @@ weights are updated there, by the host (`host_updated`).
 
 OPTIMIZER = "optimizer"
 """The part that updates weights, which no model has and every training has."""
+
+NAMED = (LINEAR, "qkv_rope")
+"""Operators that are another's than PyTorch's only where a system names them: products, and what stands for some
+of them together with other parts.
+"""
 
 TRACED = (EAGER, PROVIDER)
 """Providers whose parts torch.compile looks into; those of others it calls as they are."""
@@ -279,7 +285,7 @@ class Assembly:
                 if x.name == named:
                     return x
             raise unknown(f"implementation of {operator}", named, [x.name for x in there])
-        for provider in (self.system.base, EAGER):
+        for provider in (EAGER,) if operator in NAMED else (self.system.base, EAGER):
             if found := _preferred(there, provider, operator, device):
                 return found
         raise NotImplementedError(f"no implementation of {operator} by {self.system.base} or PyTorch on {device}")
@@ -295,6 +301,8 @@ class Assembly:
     ) -> Callable[..., Any]:
         """The callable of one part. Raises `NotImplementedError` with its part's name where it cannot be made."""
         spec = self.catalog.operator(operator)
+        if dtype not in spec.dtypes:
+            raise NotImplementedError(f"{part}: {operator} is of {', '.join(spec.dtypes)}, this case of {dtype}")
         case = spec.case(dict(axes), dtype, spec.passes[-1], **options)
         chosen = self.implementation(part, operator, device)
         if (reason := chosen.unavailable(device)) is not None:
@@ -317,14 +325,51 @@ class Assembly:
             for part in chosen.model.parts(chosen.configuration, B, S)
             if part.name not in without
         }
+        for part in chosen.model.named(chosen.configuration, B, S):
+            if {part.name, part.operator} & self.system.parts.keys():
+                found[part.name] = self.call(part.name, part.operator, part.axes, part.options, dtype, device)
+        if self.system.precision == "parts_1x128_fused":
+            found |= self._fused_blocks(chosen, dtype, device)
         return found | {"linear": self.linear(dtype, device)}
+
+    def _fused_blocks(self, chosen: Chosen, dtype: str, device: str) -> dict[str, Callable[..., Any]]:
+        """Norms and gates with the products behind them, by our own kernels."""
+        from . import fused_blocks
+
+        if not chosen.model.fused(chosen.configuration):
+            raise NotImplementedError(f"{chosen.name} has no norm or gate before its products that is fused")
+        if self.system.base != PROVIDER or self.system.parts or self.system.recompute.startswith("by_part"):
+            raise NotImplementedError("norms and gates that write 8 bits are our own kernels, not parts by choice")
+        if device != "cuda":
+            raise NotImplementedError(f"norms and gates that write 8 bits have kernels for CUDA, not for {device}")
+        given = self.catalog, *self.eight_bits(dtype, device)
+        return {"normed": fused_blocks.normed(*given), "down": fused_blocks.down(*given)}
 
     def linear(self, dtype: str, device: str) -> Callable[..., Any]:
         """`linear(x, weight, bias=None)`, by which layers multiply. Raises as `call` does."""
+        if self.system.precision == "case" and any(x.partition("_")[0] == LINEAR for x in self.system.parts):
+            return self._named_products(dtype, device)
         if not self.system.precision.startswith("parts_"):
             return linear(self.system.precision)
         quantize, product = self.eight_bits(dtype, device)
         return (by_rows if self.system.precision == "parts_rowwise" else by_blocks)(quantize, product)
+
+    def _named_products(self, dtype: str, device: str) -> Callable[..., Any]:
+        """`linear` by the implementation that the system names for all weights or for those of a shape."""
+        plain, names = linear("case"), self.system.parts
+
+        @cache
+        def found(M: int, N: int, K: int, bias: bool) -> Callable[..., Any]:
+            part = linear_part(N, K)
+            if not {part, LINEAR} & names.keys():
+                return lambda x, weight, bias: plain(x, weight, bias)
+            return self.call(part, LINEAR, {"M": M, "N": N, "K": K}, {"bias": bias}, dtype, device)
+
+        def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
+            N, K = weight.shape
+            return found(x.numel() // K, N, K, bias is not None)(x=x, weight=weight, bias=bias)
+
+        return multiply
 
     def eight_bits(self, dtype: str, device: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The system's `quantize(x, granularity)` and `product(a, b, scale_a, scale_b, recipe)` in E4M3."""
@@ -534,11 +579,13 @@ def implementations(workload: Workload, catalog: Stock) -> Iterator[Implementati
         )
 
 
-def _all_parts(catalog: Stock) -> Iterator[Part]:
-    """The parts of every model, for the least of inputs."""
+def _all_parts(catalog: Stock, named: bool = False) -> Iterator[Part]:
+    """The parts of every model, for the least of inputs; those that a system must name too, if asked for."""
     for model in catalog.models.values():
-        for configuration in model.configurations.values():
+        for name, configuration in model.configurations.items():
             yield from model.parts(configuration, 1, 1)
+            if named:
+                yield from Chosen(model, name, configuration).named(1, 1)
 
 
 def _factory(assembly: Assembly, assemble: Callable[[Case, Assembly], Any]) -> Callable[[Case], Any]:
@@ -547,7 +594,7 @@ def _factory(assembly: Assembly, assemble: Callable[[Case, Assembly], Any]) -> C
 
 def _named(catalog: Stock, what: str, name: str) -> Implementation:
     """The implementation that a table names for a part or an operator."""
-    operators = {what, *(x.operator for x in _all_parts(catalog) if x.name == what)}
+    operators = {what, *(x.operator for x in _all_parts(catalog, True) if x.name == what)}
     if what == OPTIMIZER:
         operators.add("adamw")
     there = [x for x in catalog.parts if x.operator in operators]

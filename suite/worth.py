@@ -73,6 +73,8 @@ def exchanged(
     cases: dict[str, Case] = {}
     only: dict[str, list[str]] = {step.full_name: [base.name]}
     for site in sites:
+        if step.dtype not in catalog.operator(site.operator).dtypes:
+            continue
         own = assembly.implementation(site.name, site.operator, device)
         # A graph captures PyTorch's own parts as they are: the compiler sees none of them.
         alone = own if base.execution in ("eager", "graph") else _compiled(site, own, catalog)
@@ -116,11 +118,14 @@ def exchanged(
 
 
 def sites_of(of: Chosen, step: Case) -> tuple[Part, ...]:
-    """The parts of a model with the calls that a step makes of them, the optimizer among them."""
+    """The parts of a model with the calls that a step makes of them, the optimizer among them, and those that only
+    a system which names them has.
+    """
     own = of.model.parts(of.configuration, step.axes["B"], step.axes["S"])
     count = len(of.model.weights(of.configuration))
     sizes = {"T": count, "D": of.configuration.width}
     update = Part(OPTIMIZER, "adamw", sizes, 1, {"sizes": "llama", "state": step.options["state"]})
+    own = (*own, *of.named(step.axes["B"], step.axes["S"]))
     return (*(replace(x, calls=x.calls * step.axes.get("A", 1)) for x in own), update)
 
 

@@ -17,3 +17,9 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     device; the message names the argument.
     """
     return _swiglu(gate, up)
+
+
+def gradients(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(gate's, up's) from that of y."""
+    found: tuple[torch.Tensor, torch.Tensor] = torch.ops.kernelmark.swiglu_backward(dy, gate, up)
+    return found

@@ -12,9 +12,7 @@ The accumulator is not laid out as dQ is. A thread of a warp group holds, of eve
 that are 8 apart; these four numbers lie together, the threads' one after the other: a warp stores 512 bytes in a
 row, and a piece is one box for the copy engine. `_convert_dq` puts things in their place.
 
-The addition is `cp.reduce.async.bulk.tensor`, which Gluon's builder has (`create_async_tma_reduce`) and its Python
-does not: `_reduce` of `_gradients.py`, where the step stands, is all that is missing, and AVAILABLE
-says whether the builder does.
+The addition is `cp.reduce.async.bulk.tensor`, `add_out` of `_pipeline.py`; AVAILABLE says whether Triton has it.
 
 Under a window a block walks from the first tile of queries that sees any of its keys to the last. Tiles that the
 window's edges or the causal mask cut are masked, the others not.
@@ -45,7 +43,6 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton._C.libtriton import gluon_ir, ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
@@ -64,7 +61,18 @@ from .._hopper import (
     shared_layout,
     visible,
 )
-from .._pipeline import BackwardPipes, Blocks, Statistics, barriers, copy_in, copy_out, cursor, pair, pair_ring
+from .._pipeline import (
+    ADDS,
+    BackwardPipes,
+    Blocks,
+    Statistics,
+    barriers,
+    copy_in,
+    copy_out,
+    cursor,
+    pair,
+    pair_ring,
+)
 from ._attention_hopper_backward_deterministic import REGISTERS, heads_per_l2_group
 from ._gradients import add_last, add_step, exchanges, first_scores, offer_zeros, place_of_ds, probabilities
 from ._softmax import scales
@@ -73,7 +81,7 @@ LINE = 256
 """Numbers in a row of the accumulator as the copy engine sees it: the longest box."""
 BUFFERS = 2
 """Buffers of dS: of this step, and of the one before, which dQ is multiplied from."""
-AVAILABLE = hasattr(gluon_ir.GluonOpBuilder, "create_async_tma_reduce") and hasattr(ir, "DESCRIPTOR_REDUCE_KIND")
+AVAILABLE = ADDS
 """Whether this Triton can have the copy engine add."""
 
 

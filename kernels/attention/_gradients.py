@@ -8,10 +8,8 @@ whose consumers exchange dS. Their schedules stand in `_attention_hopper_backwar
 
 from __future__ import annotations
 
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -21,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .._hopper import product_layout, unpack
-from .._pipeline import Cursor, Exchange, barriers
+from .._pipeline import Cursor, Exchange, add_out, barriers
 from ._softmax import capped, pack
 
 
@@ -88,15 +86,6 @@ def add_to_queries(p, dp, dq, of_row, stream, at):  # type: ignore[no-untyped-de
     return dq
 
 
-@builtin
-def _reduce(descriptor, coord, source, _semantic=None):  # type: ignore[no-untyped-def]  # as above
-    """As `tma.async_copy_shared_to_global`, adding to what is there; `tma.store_wait` waits for it."""
-    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(
-        ir.DESCRIPTOR_REDUCE_KIND.ADD, descriptor.handle, coord, source.handle
-    )
-
-
 @gluon.jit
 def exchanges(sums, dtype: gl.constexpr, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """What the two consumers exchange, as each of them sees it."""
@@ -136,7 +125,7 @@ def add_dq(sums, dq, staging, at, c: gl.constexpr):  # type: ignore[no-untyped-d
     flat = dq.reshape([4, 2, 8, c.part // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5))
     staging.store(flat.reshape([64 * c.part // c.line, c.line]))
     fence_async_shared()
-    _reduce(sums, [at, 0], staging)
+    add_out(sums, [at, 0], staging)
 
 
 @gluon.jit

@@ -27,7 +27,8 @@ class Tile:
     """Rows and columns of a program's tile, the K of a step, and what is computed of it.
 
     `section` rows of tiles are computed column by column, which keeps the operands' tiles in L2. `scales` is "",
-    "tensor", "row" or one of HEIGHTS. `even`: K is a multiple of the step.
+    "tensor", "row" or one of HEIGHTS. `even`: K is a multiple of the step. `adds`: the product is added to what
+    the output holds.
     """
 
     rows: int
@@ -40,6 +41,7 @@ class Tile:
     scales: str = ""
     bias: bool = False
     even: bool = True
+    adds: bool = False
 
     @property
     def heights(self) -> tuple[int, int]:
@@ -149,7 +151,10 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     if c.gated:
         acc = acc * sigmoid(acc) * up
     at = out + rows.to(tl.int64)[:, None] * N + columns[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), (rows < M)[:, None] & (columns < N)[None, :])
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    if c.adds:
+        acc += tl.load(at, inside, 0.0).to(tl.float32)
+    tl.store(at, acc.to(out.dtype.element_ty), inside)
 
 
 def tile(M: int, N: int, itemsize: int, scales: str, gated: bool) -> tuple[Tile, int, int]:
@@ -174,15 +179,16 @@ def multiply(
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    adds: bool = False,
 ) -> None:
-    """out (M, N) = a (M, K) · b (N, K)ᵀ with scales as `_matmul_hopper.multiply` takes them."""
+    """out (M, N) = a (M, K) · b (N, K)ᵀ with scales as `_matmul_hopper.multiply` takes them; `adds`: out +="""
     (M, K), N = a.shape, out.shape[1]
     a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
     a_turned, b_turned = a.stride(1) != 1, b.stride(1) != 1
     chosen, warps, stages = tile(M, N, a.element_size(), scales, gated)
     constants = Tile(
         chosen.rows, chosen.columns, chosen.step, chosen.section, gated, a_turned, b_turned, scales,
-        bias is not None, K % chosen.step == 0,
+        bias is not None, K % chosen.step == 0, adds,
     )  # fmt: skip
     strides = [0, 0, 0, 0]
     if scale_a is not None and scale_b is not None:

@@ -47,10 +47,9 @@ from triton.language.core import _aggregate as aggregate
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
 from .._hopper import TensorMap, launch, plain_layout, thread_barrier
-from .._pipeline import Handshake, barriers, copy_in, copy_out, cursor
-from ._schedules import CHUNK, Schedule
+from .._pipeline import Handshake, add_out, barriers, copy_in, copy_out, cursor
+from ._schedules import Schedule
 
-WIDE = gl.constexpr(CHUNK)
 TENSOR = gl.constexpr("tensor")
 ROW = gl.constexpr("row")
 GROUPED = gl.constexpr("group")
@@ -670,17 +669,34 @@ def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr)
 
 
 @gluon.jit
-def _columns(x, nth: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Columns `nth` · WIDE and on, WIDE of them or all; they stay in the registers they are in."""
-    if x.shape[1] <= WIDE:
+def _columns(x, nth: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Columns `nth` · WIDTH and on, WIDTH of them or all; they stay in the registers they are in."""
+    if x.shape[1] <= WIDTH:
         return x
     else:
         HALF: gl.constexpr = x.shape[1] // 2
         a, b = gl.split(x.reshape([x.shape[0], 2, HALF]).permute((0, 2, 1)))
-        if nth * WIDE < HALF:
-            return _columns(a, nth)
+        if nth * WIDTH < HALF:
+            return _columns(a, nth, WIDTH)
         else:
-            return _columns(b, nth - HALF // WIDE)
+            return _columns(b, nth - HALF // WIDTH, WIDTH)
+
+
+@gluon.jit
+def _turned(acc, y, rows, scales, i: gl.constexpr, c: gl.constexpr, layout: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Chunk i of a tile's columns, whose pairs are half a head apart: a · cos - b · sin of the first half,
+    b · cos + a · sin of the second. `scales` are the tables and how far apart their rows lie, one a position.
+    """
+    WIDTH: gl.constexpr = c.chunk
+    APART: gl.constexpr = c.head // 2 // WIDTH
+    SECOND: gl.constexpr = i // APART % 2
+    other = gl.convert_layout(_columns(acc, i - APART if SECOND else i + APART, WIDTH), layout)
+    columns = i % APART * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    lead = gl.multiple_of(scales.a_row, 8)
+    at = gl.expand_dims(rows % scales.b_row * lead, 1) + gl.expand_dims(columns, 0)
+    cos = gl.load(gl.multiple_of(scales.a, 16) + at).to(gl.float32)
+    sin = gl.load(gl.multiple_of(scales.b, 16) + at).to(gl.float32)
+    return y * cos + other * sin if SECOND else y * cos - other * sin
 
 
 @gluon.jit
@@ -694,7 +710,7 @@ def clamped(gate, up, LIMIT: gl.constexpr):  # type: ignore[no-untyped-def]  # a
 @gluon.jit
 def _write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
     """64 rows of a tile through this consumer's two buffers: out = acc · a_scale · b_scale + bias, or the gated
-    silu(acc) · other, or these two clamped.
+    silu(acc) · other, or these two clamped; or heads turned by their rows' positions, or out += acc.
     """
     CHUNK_COLUMNS: gl.constexpr = c.chunk
     BUFFERS: gl.constexpr = c.buffers
@@ -707,7 +723,7 @@ def _write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.c
         row_scale = gl.load(scales.a + rows * scales.a_row, rows < output.M, 0.0)
     CHUNKS: gl.constexpr = c.columns // CHUNK_COLUMNS
     for i in gl.static_range(CHUNKS):
-        y = gl.convert_layout(_columns(acc, i), layout)
+        y = gl.convert_layout(_columns(acc, i, CHUNK_COLUMNS), layout)
         columns = column + i * CHUNK_COLUMNS + gl.arange(0, CHUNK_COLUMNS, gl.SliceLayout(0, layout))
         if c.scales == TENSOR or c.scales == ROW:
             y = y * gl.expand_dims(row_scale, 1)
@@ -719,14 +735,19 @@ def _write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.c
             y = y + gl.expand_dims(bias, 0)
         if c.gated:
             # silu(g) · u = g · u / (1 + exp(-g))
-            up = gl.convert_layout(_columns(other, i), layout)
+            up = gl.convert_layout(_columns(other, i, CHUNK_COLUMNS), layout)
             y = clamped(y, up, c.limit) if c.limit > 0 else y * up / (1.0 + gl.exp2(y * -1.4426950408889634))
+        if c.head > 0:
+            y = _turned(acc, y, rows, scales, i, c, layout)
         buffer = output.buffers.index(BUFFERS * GROUP + i % BUFFERS)
         # Of the last two one may still be read.
         tma.store_wait(pendings=1 if CHUNKS > 1 and BUFFERS > 1 else 0)
         buffer.store(y.to(output.tiles.dtype))
         fence_async_shared()
-        output.send(row, column + i * CHUNK_COLUMNS, buffer)
+        if c.adds:
+            add_out(output.tiles, [row, column + i * CHUNK_COLUMNS], buffer)
+        else:
+            output.send(row, column + i * CHUNK_COLUMNS, buffer)
 
 
 @gluon.jit
@@ -802,7 +823,12 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )
 
 
-_ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
+_ELEMENTS = {
+    torch.bfloat16: gl.bfloat16,
+    torch.float16: gl.float16,
+    torch.float32: gl.float32,
+    torch.float8_e4m3fn: gl.float8e4nv,
+}
 
 
 @functools.cache
@@ -868,6 +894,9 @@ def multiply(
     and (N, 1), or (M, ⌈K / 128⌉) and (⌈N / 128⌉, ⌈K / 128⌉), or as the schedule says. The first `dealt` tiles
     are dealt out whole; the tiles of `section` rows of tiles are neighbours. `split`: how many programs compute a
     tile where all are shared out. For matrices that are `mapped`, and scales that are `stageable` if staged.
+
+    With `schedule.head` there are tables in the place of scales: cosines and sines (S, head / 2), row by row, at
+    16 bytes; rows are positions, S by S. With `schedule.adds` the product is added to out.
     """
     M, K = a.shape
     N = out.shape[1]
@@ -886,12 +915,16 @@ def multiply(
     strides = [0, 0, 0, 0]
     if scale_a is not None and scale_b is not None:
         strides = [*_strides(scale_a), *_strides(scale_b)]
+    if schedule.head and scale_b is not None:
+        strides[2] = len(scale_b)
     maps: list[TensorMap | None] = [None, None]
     if schedule.staged and scale_a is not None and scale_b is not None:
         maps = [_numbers(scale_a, schedule.a_scales), _numbers(scale_b, schedule.b_scales)]
+    of_scales = scale_a is not None and scale_a.dtype
+    key = kernel, a.device, a.dtype, out.dtype, bias is not None and bias.dtype, of_scales, schedule
     with on(a):
         launch(
-            kernel, (kernel, a.device, a.dtype, out.dtype, bias is not None and bias.dtype, schedule), programs,
+            kernel, key, programs,
             _tiles(a, schedule.rows, schedule.step, schedule.a_turned),
             _tiles(b, schedule.columns, schedule.step, schedule.b_turned),
             _tiles(out, 64, schedule.chunk), *maps,

@@ -22,6 +22,8 @@ class Schedule:
     element of A holds. `staged`: scales of each step come with the stage's tiles. `ahead`: so many steps, an even
     number or 0, are a round in which one step's products run while the sums of the one before are added up.
     `buffers`: of a consumer's results on their way out. `limit`: of gate and up where their product is gpt-oss's.
+    `written`: columns that are written at a time at the most. `adds`: the product is added to what the output
+    holds. `head`: the output's columns are heads of so many, each turned by its row's rotary position.
     """
 
     rows: int = 64
@@ -42,6 +44,9 @@ class Schedule:
     ahead: int = 0
     buffers: int = 2
     limit: float = 0.0
+    written: int = CHUNK
+    adds: bool = False
+    head: int = 0
 
     @property
     def promoted(self) -> bool:
@@ -61,7 +66,7 @@ class Schedule:
     @property
     def chunk(self) -> int:
         """Columns that are written at a time."""
-        return min(CHUNK, self.columns)
+        return min(self.written, self.columns)
 
     @property
     def a_scales(self) -> int:

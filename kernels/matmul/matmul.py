@@ -10,6 +10,7 @@ from .._common import FLOATING, capability, cdiv, check, multiprocessors, operat
 from . import _few_rows as few_rows
 from . import _matmul as portable
 from ._dispatch import SIXTEEN, choose
+from ._schedules import CHUNK
 
 
 def matmul(
@@ -59,22 +60,81 @@ def _launch(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: 
     bias = bias if bias is None else bias.contiguous()
     if few_rows.takes(a, weight):
         few_rows.multiply(a, weight, out, gated, bias)
-        return out
-    if capability(a.device)[0] == 9 and a.dtype in FLOATING[:2]:
-        from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
-
-        # What cannot be mapped would be loaded element by element, once for each tile; a copy reads it once.
-        a, weight = (x if hopper.mapped(x) else _aligned(x).copy_(x) for x in (a, weight))
-        target = out if hopper.mapped(out) else _aligned(out)
-        M, K = a.shape
-        chosen = choose(SIXTEEN, M, out.shape[1], K, gated, multiprocessors(a))
-        schedule = replace(
-            chosen.schedule, a_turned=hopper.turned(a), b_turned=hopper.turned(weight), bias=bias is not None
-        )
-        hopper.multiply(a, weight, target, schedule, chosen.dealt, chosen.section, bias=bias, split=chosen.split)
-        return out if target is out else out.copy_(target)
-    portable.multiply(a, weight, out, gated, bias=bias)
+    elif on_hopper(a):
+        _on_hopper(a, weight, out, gated, bias)
+    else:
+        portable.multiply(a, weight, out, gated, bias=bias)
     return out
 
 
+def on_hopper(a: torch.Tensor) -> bool:
+    """Whether products of such a matrix are the kernel's for Hopper, unless they have few rows."""
+    return capability(a.device)[0] == 9 and a.dtype in FLOATING[:2]
+
+
+def hopper_adds() -> bool:
+    """Whether the kernel for Hopper can add to its output with this Triton."""
+    from .._pipeline import ADDS
+
+    return ADDS
+
+
+def _on_hopper(
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    gated: bool = False,
+    bias: torch.Tensor | None = None,
+    adds: bool = False,
+) -> None:
+    """out = a · weightᵀ, or out += with `adds`."""
+    from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
+
+    # What cannot be mapped would be loaded element by element, once for each tile; a copy reads it once.
+    a, weight = (x if hopper.mapped(x) else _aligned(x).copy_(x) for x in (a, weight))
+    target = out if hopper.mapped(out) else _aligned(out)
+    if adds and target is not out:
+        target.copy_(out)
+    M, K = a.shape
+    chosen = choose(SIXTEEN, M, out.shape[1], K, gated, multiprocessors(a))
+    schedule = replace(
+        chosen.schedule, a_turned=hopper.turned(a), b_turned=hopper.turned(weight), bias=bias is not None
+    )
+    if adds:
+        schedule = replace(schedule, adds=True, written=CHUNK * 2 // out.element_size())
+    hopper.multiply(a, weight, target, schedule, chosen.dealt, chosen.section, bias=bias, split=chosen.split)
+    if target is not out:
+        out.copy_(target)
+
+
 _matmul = operator("matmul(Tensor a, Tensor b, Tensor? bias, bool gated) -> Tensor", _launch, _empty)
+
+
+def matmul_add(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """out += a @ b where out lies, without reading it: the product, rounded to out's dtype, is added by the memory
+    where a GPU can have it so, and else in the kernel.
+
+    a (M, K) and b (K, N) as `matmul` takes them; out (M, N), contiguous, of their dtype or in fp32, such as a
+    gradient of which this is another part. Raises as `matmul` does.
+    """
+    check("a", a, dim=2)
+    check("b", b, dim=2, like=a, dtypes=(a.dtype,))
+    if b.shape[0] != a.shape[1]:
+        raise ValueError(f"b has shape {tuple(b.shape)}, expected ({a.shape[1]}, N)")
+    check("out", out, shape=(a.shape[0], b.shape[1]), like=a, dtypes=(a.dtype, torch.float32))
+    if not out.is_contiguous():
+        raise ValueError(f"out has strides {out.stride()}, expected rows one after the other")
+    _matmul_add(out, a, b)
+
+
+def _add(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    if out.numel() == 0 or a.shape[1] == 0:
+        return
+    weight = b.t()
+    if on_hopper(a) and hopper_adds():
+        _on_hopper(a, weight, out, adds=True)
+    else:
+        portable.multiply(a, weight, out, adds=True)
+
+
+_matmul_add = operator("matmul_add(Tensor(a!) out, Tensor a, Tensor b) -> ()", _add, lambda out, a, b: None)

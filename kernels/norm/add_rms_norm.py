@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
-from .._common import check, needs_gradient, operator
+from .._common import INTERPRETED, check, dense_like, needs_gradient, on, operator, power_of_2, rows
 from .._launch import prepared
 from ._norm_backward import empty_gradients, prepare_backward
 from ._norm_forward import empty, prepare_forward
@@ -27,6 +29,74 @@ def add_rms_norm(
     else:
         y, h = _plain(x, residual, weight, eps)
     return y, h
+
+
+def add_rms(
+    x: torch.Tensor, residual: torch.Tensor | None = None, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(h, rstd): h = x + residual, or x itself, and rstd (…,) = 1 / √(mean(h²) + eps) in fp32: what is left of
+    `add_rms_norm` for who computes the norm where it is used. x and residual (…, D) as there.
+    """
+    check("x", x)
+    if residual is not None:
+        check("residual", residual, shape=x.shape, like=x, dtypes=(x.dtype,))
+    h, rstd = _sums(x, residual, eps)
+    return (x if residual is None else h), rstd
+
+
+def gradients(
+    dy: torch.Tensor, dh: torch.Tensor | None, h: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the gradient of x and of residual, the weight's) from those of y and h."""
+    found: tuple[torch.Tensor, torch.Tensor] = _gradients(dy, dh, h, weight, rstd)
+    return found
+
+
+PIECE = 32 if INTERPRETED else 4096
+"""Numbers of a row that a program of `add_rms` has at a time."""
+
+
+@triton.jit
+def _squares(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, residual, h, rstds, D, x_step, residual_step, eps, BLOCK: tl.constexpr
+):
+    """A row a program, in pieces."""
+    row = tl.program_id(0).to(tl.int64)
+    squares = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, D, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        value = tl.load(x + row * x_step + col, col < D, 0.0).to(tl.float32)
+        if residual is not None:
+            value += tl.load(residual + row * residual_step + col, col < D, 0.0).to(tl.float32)
+            rounded = value.to(h.dtype.element_ty)
+            tl.store(h + row * D + col, rounded, col < D)
+            value = rounded.to(tl.float32)
+        squares += value * value
+    tl.store(rstds + row, 1.0 / tl.sqrt(tl.sum(squares, 0) / D + eps))
+
+
+def _empty_sums(x: torch.Tensor, residual: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    h = x.new_empty(0) if residual is None else dense_like(x)
+    return h, torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+
+
+def _launch_sums(x: torch.Tensor, residual: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    h, rstd = _empty_sums(x, residual, eps)
+    if x.numel() == 0:
+        return h, rstd
+    flat = rows(x)
+    other = None if residual is None else rows(residual)
+    N, D = flat.shape
+    block = min(power_of_2(D), PIECE)
+    with on(x):
+        _squares[(N,)](
+            flat, other, h, rstd, D, flat.stride(0), 0 if other is None else other.stride(0), eps, BLOCK=block,
+            num_warps=min(max(block // 512, 1), 8),
+        )  # fmt: skip
+    return h, rstd
+
+
+_sums = operator("add_rms(Tensor x, Tensor? residual, float eps) -> (Tensor, Tensor)", _launch_sums, _empty_sums)
 
 
 def _check(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:

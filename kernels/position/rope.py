@@ -34,6 +34,14 @@ def rope(
     return turned
 
 
+def turned_back(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The other way, which is the transpose: gradients before `rope` from those behind it; layout "half"."""
+    turned: tuple[torch.Tensor, torch.Tensor] = _rope(q, k, cos, sin, "half", True)
+    return turned
+
+
 def _check(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str, inverse: bool
 ) -> None:

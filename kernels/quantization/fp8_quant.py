@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, cdiv, check, choice, needs_e4m3, on, operator, power_of_2, rows
+from .._common import INTERPRETED, cdiv, check, choice, needs_e4m3, on, operator, power_of_2, rows, sigmoid
 
 GROUP = 128
 """Columns that share a scale with granularity "block", rows with "column", both with "tile"."""
@@ -241,8 +241,14 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     LARGEST: tl.constexpr,
     GROUP: tl.constexpr,
     HINT: tl.constexpr,
+    other=None,
+    rstds=None,
 ):
-    """GROUP rows of GROUP columns a program: `_block` with scales column by column, and `_column`, of one read."""
+    """GROUP rows of GROUP columns a program: `_block` with scales column by column, and `_column`, of one read.
+
+    With `other` of what is computed of x first: with `rstds` the norm x · rstd · other, other a weight of columns;
+    without it silu(x) · other, which lies as x does.
+    """
     across = tl.cdiv(N, GROUP)
     group = (tl.program_id(0) // across).to(tl.int64)
     beside = (tl.program_id(0) % across).to(tl.int64)
@@ -250,6 +256,12 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     col = beside * GROUP + tl.arange(0, GROUP)
     inside = (row < M)[:, None] & (col < N)[None, :]
     value = tl.load(x + row[:, None] * stride + col[None, :], inside, 0.0, eviction_policy=HINT).to(tl.float32)
+    if rstds is not None:
+        weight = tl.load(other + col, col < N, 0.0).to(tl.float32)
+        value = value * tl.load(rstds + row, row < M, 0.0)[:, None] * weight[None, :]
+    elif other is not None:
+        up = tl.load(other + row[:, None] * stride + col[None, :], inside, 0.0, eviction_policy=HINT)
+        value = value * sigmoid(value) * up.to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(value), 1), 1e-30)
     tl.store(scales + beside * M + row, largest / LARGEST, row < M)
     own = (value * (LARGEST / largest)[:, None]).to(q.dtype.element_ty)
@@ -394,7 +406,9 @@ def _empty_both(x: torch.Tensor, format: str) -> Four:
     return *_empty(x, "block", format, "matmul"), *_empty(x, "column", format, "matmul")
 
 
-def _launch_both(x: torch.Tensor, format: str) -> Four:
+def _launch_both(
+    x: torch.Tensor, format: str, other: torch.Tensor | None = None, rstd: torch.Tensor | None = None
+) -> Four:
     found = _empty_both(x, format)
     if x.numel() == 0:
         for scale in found[1::2]:
@@ -414,6 +428,8 @@ def _launch_both(x: torch.Tensor, format: str) -> Four:
             LARGEST=LARGEST[format],
             GROUP=GROUP,
             HINT=_hint(x),
+            other=other,
+            rstds=rstd,
             num_warps=BOTH_WARPS,
         )
     return found
@@ -421,6 +437,47 @@ def _launch_both(x: torch.Tensor, format: str) -> Four:
 
 _fp8_quant_both = operator(
     "fp8_quant_both(Tensor x, str format) -> (Tensor, Tensor, Tensor, Tensor)", _launch_both, _empty_both
+)
+
+
+def norm_both(h: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor) -> Four:
+    """`fp8_quant(h · rstd · weight, "both")` of what is in memory nowhere else: an RMS norm of h (M, K) in bf16,
+    fp16 or fp32, by rstd (M,) in fp32 and weight (K,).
+    """
+    check("h", h, dim=2)
+    check("rstd", rstd, shape=h.shape[:1], like=h, dtypes=(torch.float32,))
+    check("weight", weight, shape=h.shape[1:], like=h)
+    four: Four = _norm_both(h, rstd, weight)
+    return four
+
+
+def swiglu_both(gate: torch.Tensor, up: torch.Tensor) -> Four:
+    """`fp8_quant(silu(gate) · up, "both")` of what is in memory nowhere else. gate and up (M, N) of one dtype."""
+    check("gate", gate, dim=2)
+    check("up", up, shape=gate.shape, like=gate, dtypes=(gate.dtype,))
+    four: Four = _swiglu_both(gate, up)
+    return four
+
+
+def _launch_norm_both(h: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor) -> Four:
+    return _launch_both(h, "e4m3", weight.contiguous(), rstd.contiguous())
+
+
+def _launch_swiglu_both(gate: torch.Tensor, up: torch.Tensor) -> Four:
+    if gate.stride(1) != 1 or gate.stride() != up.stride():  # which lie alike
+        gate, up = gate.contiguous(), up.contiguous()
+    return _launch_both(gate, "e4m3", up)
+
+
+_norm_both = operator(
+    "norm_both(Tensor h, Tensor rstd, Tensor weight) -> (Tensor, Tensor, Tensor, Tensor)",
+    _launch_norm_both,
+    lambda h, rstd, weight: _empty_both(h, "e4m3"),
+)
+_swiglu_both = operator(
+    "swiglu_both(Tensor gate, Tensor up) -> (Tensor, Tensor, Tensor, Tensor)",
+    _launch_swiglu_both,
+    lambda gate, up: _empty_both(gate, "e4m3"),
 )
 
 

@@ -30,6 +30,7 @@ PRECISIONS: Mapping[str, str] = {
     "float8_1x128": "FP8 1×128, torchao",
     "parts_rowwise": "FP8 a row, own kernels",
     "parts_1x128": "FP8 1×128, own kernels",
+    "parts_1x128_fused": "FP8 1×128, own kernels, norms and gates fused",
     "te_tensorwise": "FP8 a tensor, Transformer Engine",
     "te_delayed": "FP8 a tensor by those before, Transformer Engine",
     "te_1x128": "FP8 1×128, Transformer Engine",

@@ -183,6 +183,14 @@ def parts(c: Llama, B: int, S: int) -> tuple[Part, ...]:
     )
 
 
+def named(c: Llama, B: int, S: int) -> tuple[Part, ...]:
+    """The projections and their rotation together; not where queries and keys have a norm between the two."""
+    if c.qk_norm != "none":
+        return ()
+    axes = {"B": B, "S": S, "K": c.width, "H": c.heads, "Hkv": c.kv_heads, "D": c.head}
+    return (Part("qkv_rope", "qkv_rope", axes, c.layers),)
+
+
 def frequencies(c: Llama) -> list[float]:
     """Radians a position of each pair of a head, the low ones stretched as Llama 3 does for long contexts.
 
@@ -209,6 +217,8 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
 
     shapes = {name: weight.shape for name, weight in weights(c).items()}
     linear, projected, fed = parts["linear"], several(parts), gated(parts)
+    together: Any = parts.get("qkv_rope")
+    normed: Any = parts.get("normed")
     embed, adds, scores, logits = c.multipliers or (1.0, 1.0, c.head**-0.5, 1.0)
     # Parts scale scores by head^-0.5; what a family has in its place is made up for in the queries.
     query_scale = scores * c.head**0.5
@@ -223,8 +233,22 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
 
         def attend(self, y: Any, cos: Any, sin: Any) -> Any:
             """(B, S, D) to (B, S, D): q, k, v are views of their projections, never copied here."""
-            B, S, _ = y.shape
+            if together is not None:
+                weights = {"query": self.query, "key": self.key, "value": self.value}
+                return self.attended(*together(x=y, **weights, cos=cos, sin=sin))
             q, k, v = projected(y, self.query, self.key, self.value)
+            return self.attended(*self.turned(q, k, v, cos, sin))
+
+        def attended(self, q: Any, k: Any, v: Any) -> Any:
+            """Queries, keys and values (B, H, S, D) to (B, S, D)."""
+            if query_scale != 1:
+                q = q * query_scale
+            out = parts["attention"](q=q, k=k, v=v, mask="causal").transpose(1, 2)
+            return linear(out.reshape(*out.shape[:2], -1), self.output)
+
+        def turned(self, q: Any, k: Any, v: Any, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
+            """Projections (B, S, H · D) as queries, keys and values (B, H, S, D)."""
+            B, S, _ = q.shape
             if c.qk_norm == "width":
                 q = parts["query_norm"](x=q, weight=self.query_norm, eps=c.eps)
                 k = parts["key_norm"](x=k, weight=self.key_norm, eps=c.eps)
@@ -233,11 +257,7 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
                 q = parts["query_norm"](x=q, weight=self.query_norm, eps=c.eps)
                 k = parts["key_norm"](x=k, weight=self.key_norm, eps=c.eps)
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-            q, k = parts["rope"](q=q, k=k, cos=cos, sin=sin, layout="half")
-            if query_scale != 1:
-                q = q * query_scale
-            out = parts["attention"](q=q, k=k, v=v, mask="causal")
-            return linear(out.transpose(1, 2).reshape(B, S, -1), self.output)
+            return (*parts["rope"](q=q, k=k, cos=cos, sin=sin, layout="half"), v)
 
         def feed(self, y: Any) -> Any:
             """(B, S, D) to (B, S, D)."""
@@ -248,7 +268,18 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
             return linear(fed(rows, self.gate, self.up), self.down).view_as(y)
 
         def forward(self, *inputs: Any) -> Any:
+            if normed is not None:
+                return self.fused(*inputs)
             return self.before(*inputs) if c.norms == "before" else self.after(*inputs)
+
+        def fused(self, x: Any, h: Any, cos: Any, sin: Any) -> Any:
+            """Of norms before blocks that are one with the products behind them: x is the block's before, which is
+            not yet added to the stream h; None for h where there is none before.
+            """
+            h, q, k, v = normed(x, h, self.attention_norm, c.eps, self.query, self.key, self.value)
+            x = scaled(self.attended(*self.turned(q, k, v, cos, sin)))
+            h, gate, up = normed(x, h, self.feed_norm, c.eps, self.gate, self.up)
+            return scaled(parts["down"](gate, up, self.down)), h
 
         def before(self, y: Any, h: Any, cos: Any, sin: Any, following: Any) -> Any:
             """Of norms before blocks: y is the norm of the stream h, and `following` the next norm's weight."""
@@ -292,6 +323,11 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
             return parts["loss"](x=y.flatten(0, 1), weight=table, target=targets.flatten())
 
         def before(self, h: Any) -> Any:
+            if normed is not None:
+                x, h = h, None
+                for layer in self.layers:
+                    x, h = self.run(layer, x, h, self.cos, self.sin)
+                return parts["add_norm"](x=x, residual=h, weight=self.norm, eps=c.eps)[0]
             norms = [*(layer.attention_norm for layer in self.layers), self.norm]
             y = parts["norm"](x=h, weight=norms[0], eps=c.eps)
             for layer, following in zip(self.layers, norms[1:], strict=True):
@@ -317,4 +353,6 @@ MODEL = Model(
     parts=parts,
     attention=lambda c: c.layers * c.heads * c.head,
     module=module,
+    named=named,
+    fused=lambda c: c.norms == "before" and not c.experts,
 )

@@ -263,7 +263,7 @@ class PartsTrainer:
         assert self._loss is not None, "a trainer is loaded before it steps"
         if self.execution != "graph":
             for p in self._params:
-                p.grad = None
+                p.grad = p.main_grad = None
         if self.host is not None:
             self.host.begin(partial(self._updated, self._steps + 1))
         total = None
@@ -278,6 +278,9 @@ class PartsTrainer:
                     self.host.listen(i == len(tokens) and not self.recipe.clip)
                 with self.parallel.last(i == len(tokens)):
                     value = self._loss(some, wanted)
+                if i == 1 and self._unheard:
+                    for p in self._params:
+                        p.main_grad = p.grad  # where products may add the next ones', if they can
                 total = value if total is None else total + value
         assert total is not None
         for name, p in zip(self._names, self._params, strict=True):
@@ -287,6 +290,11 @@ class PartsTrainer:
         self.update()
         mean: torch.Tensor = total / len(tokens) if len(tokens) > 1 else total
         return mean
+
+    @property
+    def _unheard(self) -> bool:
+        """Whether a gradient may change without a word: nothing sends or streams gradients, or compiled them."""
+        return self.execution == "eager" and self.host is None and isinstance(self.parallel, Single)
 
     def clip(self) -> None:
         """Scales all gradients so that their norm is at most the recipe's, without waiting for it."""

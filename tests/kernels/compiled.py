@@ -71,6 +71,8 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
         {"M": 8, "N": 4096, "K": 1024, "epilogue": "swiglu"},
         {"M": 16, "N": 1001, "K": 999, "epilogue": "bias"},
     ),
+    "linear": ({"M": 2048, "N": 1024, "K": 512, "bias": True},),
+    "qkv_rope": ({"B": 2, "S": 1024, "K": 512, "H": 4, "Hkv": 2, "D": 64},),
     "fp8_matmul": (
         {"M": 2048, "N": 4096, "K": 1024, "recipe": "tile"},
         {"M": 2048, "N": 4096, "K": 1024, "recipe": "group", "layout": "tn"},

@@ -277,6 +277,7 @@ class Device:
             warp_specialize=specialize,
             allocate_shared_memory=allocate,
             to_tensor=number,
+            multiple_of=lambda x, values: x,
             NVMMADistributedLayout=nothing,
             DotOperandLayout=nothing,
             SliceLayout=nothing,

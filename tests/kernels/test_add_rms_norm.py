@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.norm.add_rms_norm import add_rms_norm
+from kernelmark.kernels.norm.add_rms_norm import add_rms, add_rms_norm
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -72,3 +72,14 @@ def test_registration():
     torch.library.opcheck(operators.add_rms_norm.default, (x, residual, weight, 1e-6))
     torch.library.opcheck(operators.add_rms_norm_backward.default, (x, residual, x, weight, torch.rand(2, 3)))
     torch.library.opcheck(operators.add_rms_norm_backward.default, (x, None, x, weight, torch.rand(2, 3)))
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_what_is_left_without_the_norm(added):
+    """The sum as the whole operator has it, and by what its rows are to be multiplied; of long rows in pieces."""
+    x, residual = torch.randn(1, 3, 70)[..., :67].bfloat16(), torch.randn(1, 3, 67).bfloat16()
+    h, rstd = add_rms(x, residual if added else None, 1e-5)
+    want = add_rms_norm(x, residual, torch.ones(67).bfloat16(), 1e-5)[1] if added else x
+    assert torch.equal(h, want)
+    torch.testing.assert_close(rstd, (want.float().square().mean(-1) + 1e-5).rsqrt())
+    assert add_rms(x[:0], residual[:0])[1].shape == (0, 3)

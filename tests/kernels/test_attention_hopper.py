@@ -125,7 +125,7 @@ def _played(monkeypatch):
         (paired, deterministic, backward),
         keep=("_convert_dq", "_statistics"),
         opaque=lambda x: 0,
-        _reduce=reduce,
+        add_out=reduce,
     )
 
 

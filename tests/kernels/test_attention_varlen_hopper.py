@@ -24,7 +24,7 @@ def _played(monkeypatch):
         (forward, dense, deterministic, backward),
         keep=("_convert_dq", "_statistics"),
         opaque=lambda x: 0,
-        _reduce=reduce,
+        add_out=reduce,
         thread_barrier=nothing,
         packed=lambda x, rows: Tiles(x.view(x.shape[0], -1), rows, x.shape[2]),
     )

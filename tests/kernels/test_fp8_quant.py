@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.quantization.fp8_quant import FORMATS, LARGEST, fp8_quant
+from kernelmark.kernels.quantization.fp8_quant import FORMATS, LARGEST, fp8_quant, norm_both, swiglu_both
 
 ALL = pytest.mark.parametrize(
     ("granularity", "format"), [(g, f) for g in ("row", "block", "tile", "column") for f in ("e4m3", "e5m2")]
@@ -180,3 +180,30 @@ def test_registration():
             torch.ops.kernelmark.fp8_quant_tile_both.default, (torch.randn(3, 200), "e5m2", layout)
         )
     torch.library.opcheck(torch.ops.kernelmark.fp8_quant_both.default, (torch.randn(3, 200), "e5m2"))
+
+
+def dequantized(q, scale, turned, turned_scale):
+    """Both in fp32: as it is, and the transpose turned back."""
+    across = q.float() * scale.repeat_interleave(128, 1)[:, : q.shape[1]]
+    down = turned.float() * turned_scale.repeat_interleave(128, 1)[:, : turned.shape[1]]
+    return across, down.t()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_both_of_what_is_computed_first(gated):
+    """An RMS norm and a gate, of rows of a wider matrix; neither is rounded to 16 bits before."""
+    x, other = torch.randn(131, 300).bfloat16()[:, 5:155], torch.randn(131, 300).bfloat16()[:, 5:155]
+    if gated:
+        found = swiglu_both(x, other)
+        want = torch.nn.functional.silu(x.float()) * other.float()
+        assert all(torch.equal(*pair) for pair in zip(found, swiglu_both(x, other.contiguous()), strict=True))
+    else:
+        weight, rstd = torch.rand(150).bfloat16(), torch.rand(131)
+        found = norm_both(x, rstd, weight)
+        want = x.float() * rstd[:, None] * weight.float()
+    plain = fp8_quant(want.contiguous(), "both")
+    assert [(a.shape, a.stride()) for a in found] == [(a.shape, a.stride()) for a in plain]
+    for got in dequantized(*found):
+        assert (got - want).norm() < 0.03 * want.norm()
+    torch.testing.assert_close(found[1], plain[1])
+    torch.testing.assert_close(found[3], plain[3])

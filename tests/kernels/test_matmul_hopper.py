@@ -14,8 +14,9 @@ from kernelmark.kernels.matmul import _matmul_hopper as hopper
 from kernelmark.kernels.matmul import matmul
 from kernelmark.kernels.matmul._matmul import HEIGHTS
 from kernelmark.kernels.matmul._schedules import Schedule
+from kernelmark.suite.operators.rope import reference as rotated
 
-from .player import Device, Tiles, aggregate, nothing, play
+from .player import Device, Tiles, aggregate, nothing, play, reduce
 
 
 def tiles(x, rows, columns, turned=False):
@@ -41,6 +42,7 @@ def played(monkeypatch):
         monkeypatch,
         (hopper,),
         _tiles=tiles,
+        add_out=reduce,
         _numbers=numbers,
         multiply_add=lambda x, y, z: x * y + z,
         product_layout=nothing,
@@ -173,6 +175,47 @@ def test_right(played, changes, shared):
     for programs, dealt in ((3, half), (5, 0)) if shared else ((3, None),):
         played(programs)
         same(product(200, 272, 112, schedule, dealt, bias=schedule.bias))
+
+
+@pytest.mark.parametrize("changes", [{}, {"groups": 1, "columns": 64}, {"rows": 64, "groups": 3}])
+@pytest.mark.parametrize("shared", [False, True])
+def test_added_to_what_is_there(played, changes, shared):
+    """Each number once, of tiles that several programs compute too."""
+    played(5)
+    schedule = Schedule(**{"columns": 128, "step": 32, "stages": 2, "shared": shared, "adds": True, **changes})
+    a, b, out = torch.randn(200, 112), torch.randn(272, 112), torch.randn(200, 272)
+    want = out.double() + a.double() @ b.double().t()
+    hopper.multiply(a, b, out, schedule, 0 if shared else dispatch.tiles(schedule, 200, 272), 2)
+    same((out, want))
+
+
+@pytest.mark.parametrize(
+    ("head", "columns", "written"), [(128, 128, 64), (128, 256, 64), (64, 64, 32), (64, 128, 32), (256, 256, 64)]
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_heads_turned(played, head, columns, written, shared):
+    """Of sequences of 77 positions: tiles begin within one and have two."""
+    played(4)
+    M, N, K, S = 3 * 77, 2 * head, 48, 77
+    schedule = Schedule(
+        columns=columns,
+        step=32,
+        stages=2,
+        written=written,
+        head=head,
+        shared=shared,
+        groups=1 if head == 64 else 2,
+    )
+    x, weight = torch.randn(M, K), torch.randn(N, K)
+    angle = torch.rand(S, head // 2) * 6
+    cos, sin = angle.cos(), angle.sin()
+    out = torch.full((M, N), torch.nan)
+    hopper.multiply(
+        x, weight, out, schedule, 0 if shared else dispatch.tiles(schedule, M, N), 2, scale_a=cos, scale_b=sin
+    )
+    heads = (x.double() @ weight.double().t()).view(3, S, -1, head).transpose(1, 2)
+    want = rotated(heads, heads, cos.double(), sin.double(), "half")[0]
+    same((out, want.transpose(1, 2).reshape(M, N)))
 
 
 @pytest.mark.parametrize("K", [8, 32, 33, 64])

@@ -55,6 +55,35 @@ def test_a_part_is_named_by_itself_or_by_its_operator() -> None:
     assert (names["query_norm"], names["key_norm"]) == ("quack", "torch")
 
 
+def test_products_are_pytorch_s_unless_a_system_names_them() -> None:
+    def given(**parts: str) -> dict[str, str]:
+        one = Assembly(System("x", base="kernelmark", parts=parts), CATALOG)
+        return {x.name: one.implementation(x.name, x.operator, "cuda").name for x in LLAMA.named(4, 4096)}
+
+    assert set(given().values()) == {"torch"}
+    assert set(given(linear="kernelmark").values()) == {"torch", "kernelmark"}
+    assert [x for x, y in given(linear_1024x2048="kernelmark").items() if y == "kernelmark"] == [
+        "linear_1024x2048"
+    ]
+    assert given(qkv_rope="kernelmark")["qkv_rope"] == "kernelmark"
+    assert parsed(part="linear_8192x2048", implementation="kernelmark").systems[0].parts
+
+
+def test_products_of_one_shape_are_exchanged() -> None:
+    import torch
+
+    one = Assembly(System("x", parts={"linear_24x16": "torch"}), CATALOG)
+    linear = one.linear("bf16", "cpu")
+    x, weight = torch.randn(3, 5, 16).bfloat16(), torch.randn(24, 16).bfloat16()
+    for w in (weight, weight[:8]):
+        assert torch.equal(linear(x, w), torch.nn.functional.linear(x, w))
+    with pytest.raises(NotImplementedError, match="linear is of bf16, fp16, this case of fp32"):
+        one.linear("fp32", "cpu")(x.float(), weight.float())
+    assert "qkv_rope" in Assembly(System("x", parts={"qkv_rope": "torch"}), CATALOG).parts(
+        chosen(CATALOG.models, "llama-tiny"), 1, 8, "bf16", "cpu"
+    )
+
+
 def test_the_optimizer_that_users_take() -> None:
     assert Assembly(System("torch"), CATALOG).implementation("optimizer", "adamw", "cuda").name == "torch_fused"
 

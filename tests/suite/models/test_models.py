@@ -10,7 +10,7 @@ import pytest
 import torch
 from kernelmark.registry.errors import InputError
 from kernelmark.suite.catalog import Catalog
-from kernelmark.suite.model import Chosen, Part, chosen, draw
+from kernelmark.suite.model import Chosen, Part, chosen, draw, linear_part
 from torch.nn import functional
 
 MODELS = Catalog.default().models
@@ -86,7 +86,7 @@ def test_operations_of_training() -> None:
     assert bert.model.attention(bert.configuration) == 2 * 12 * 768
 
 
-def _built(found: Chosen, watch: Callable[[Part, dict[str, Any]], None]) -> Any:
+def _built(found: Chosen, watch: Callable[[Part, dict[str, Any]], None], linear: Any = functional.linear) -> Any:
     """The module in fp32 by the operators' references, which tell `watch` what they are called with."""
     operators = Catalog.default().operators
 
@@ -100,7 +100,7 @@ def _built(found: Chosen, watch: Callable[[Part, dict[str, Any]], None]) -> Any:
     parts: dict[str, Callable[..., Any]] = {
         x.name: watched(x) for x in found.model.parts(found.configuration, B, S)
     }
-    module: Any = found.model.module(found.configuration, parts | {"linear": functional.linear})
+    module: Any = found.model.module(found.configuration, parts | {"linear": linear})
     module.prepare(S, torch.device("cpu"), torch.float32)
     return module
 
@@ -116,7 +116,14 @@ def test_a_module_has_the_weights_and_makes_the_calls_that_are_said(name: str) -
         first = next(x for x in inputs.values() if isinstance(x, torch.Tensor))
         shapes.setdefault(part.name, set()).add(tuple(first.shape))
 
-    module = _built(found, watch)
+    products: Counter[tuple[str, int, bool]] = Counter()
+
+    def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+        N, K = weight.shape
+        products[linear_part(N, K), x.numel() // K, bias is not None] += 1
+        return functional.linear(x, weight, bias)
+
+    module = _built(found, watch, linear)
     weights = found.model.weights(found.configuration)
     assert {x: tuple(y.shape) for x, y in module.named_parameters()} == {x: y.shape for x, y in weights.items()}
     with torch.no_grad():
@@ -129,6 +136,8 @@ def test_a_module_has_the_weights_and_makes_the_calls_that_are_said(name: str) -
     assert all(x.grad is not None for x in module.parameters())
     said = found.model.parts(found.configuration, B, S)
     assert calls == {x.name: x.calls for x in said}
+    named = [x for x in found.named(B, S) if x.operator == "linear"]
+    assert products == {(x.name, x.axes["M"], x.options["bias"]): x.calls for x in named}
     for part in said:
         (shape,) = shapes[part.name]
         product = 1
@@ -160,7 +169,7 @@ def _elements(part: Part) -> int:
 def test_every_part_is_a_case_of_its_operator(name: str) -> None:
     found = chosen(MODELS, name)
     catalog = Catalog.default()
-    for part in found.model.parts(found.configuration, 1, 256):
+    for part in (*found.model.parts(found.configuration, 1, 256), *found.named(1, 256)):
         operator = catalog.operator(part.operator)
         operator.case(dict(part.axes), "bf16", operator.passes[-1], **part.options)
 

@@ -116,6 +116,66 @@ class NotFinite(PartsTrainer):
         self._params[0].grad.view(-1)[7] = math.nan
 
 
+class Projected(PartsTrainer):
+    """Queries, keys and values are one part, whose rotation is at other positions."""
+
+    shift = 1
+
+    def parts(self, device: Any) -> Any:
+        found = super().parts(device)
+        own = found["qkv_rope"]
+
+        def shifted(cos: Any, sin: Any, **inputs: Any) -> Any:
+            _, k, v = own(cos=cos, sin=sin, **inputs)
+            # Of all positions by as much no answer depends on.
+            return own(cos=cos.roll(self.shift, 0), sin=sin.roll(self.shift, 0), **inputs)[0], k, v
+
+        return found | {"qkv_rope": shifted}
+
+
+class Backwards(Projected):
+    """Positions run the other way, for queries."""
+
+    shift = 9
+
+
+class Added(torch.autograd.Function):
+    """A product whose weight's gradient is added where it lies, or takes the place of what is there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, adds: bool) -> Any:
+        ctx.save_for_backward(x, weight)
+        ctx.into, ctx.adds = getattr(weight, "main_grad", None), adds
+        return torch.nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        dweight = dy.flatten(0, -2).t() @ x.flatten(0, -2)
+        dbias = dy.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        if ctx.into is None:
+            return dy @ weight, dweight, dbias, None
+        (ctx.into.add_ if ctx.adds else ctx.into.copy_)(dweight)
+        return dy @ weight, None, dbias, None
+
+
+class AddedInPlace(PartsTrainer):
+    """Gradients of micro-batches are added by their products."""
+
+    adds = True
+
+    def parts(self, device: Any) -> Any:
+        return super().parts(device) | {
+            "linear": lambda x, weight, bias=None: Added.apply(x, weight, bias, self.adds)
+        }
+
+
+class Overwritten(AddedInPlace):
+    """They take each other's place."""
+
+    adds = False
+
+
 TRAINERS = {
     NoOptimizer: "change of",
     LazyOptimizer: "change of",
@@ -261,3 +321,19 @@ def test_all_systems_of_a_case_have_one_limit(bench: Any) -> None:
     found = [here.measure(here.trainer()).samples for _ in range(2)]
     limits = [x["limit_fraction"][0] * median(x["step"]) for x in found]
     assert limits[0] == pytest.approx(limits[1], rel=1e-5)
+
+
+def test_products_that_add_to_gradients(bench: Any) -> None:
+    """Autograd is given the first micro-batch's gradients alone; a product that forgets what is there is found."""
+    here = bench("gpt2-tiny", dtype="bf16", A=3)
+    here.measure(here.trainer(AddedInPlace))
+    with pytest.raises(Incorrect, match="gradient of|change of"):
+        here.measure(here.trainer(Overwritten))
+
+
+def test_projections_turned_by_other_positions(bench: Any) -> None:
+    here, system = bench("llama-tiny", dtype="bf16"), System("x", parts={"qkv_rope": "torch"})
+    here.measure(here.trainer(system=system))
+    for kind in (Projected, Backwards):
+        with pytest.raises(Incorrect, match="loss is|gradient of|change of"):
+            here.measure(here.trainer(kind, system))

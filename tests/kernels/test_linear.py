@@ -1,0 +1,73 @@
+"""Our linear layer with its backward pass, and gradients that are added where they lie."""
+
+import pytest
+import torch
+from kernelmark.kernels.matmul.linear import linear
+from kernelmark.kernels.matmul.matmul import matmul_add
+
+
+@pytest.mark.parametrize(("M", "bias"), [(3, True), (33, False)])
+def test_agrees(agrees, M, bias):
+    agrees("linear", {"M": M, "N": 41, "K": 35}, "bf16", bias=bias)
+
+
+def test_strides(agrees):
+    """Rows of a wider input, and a weight that lies turned."""
+    change = {"x": torch.randn(40, 90).bfloat16()[3:36, 5:69], "weight": torch.randn(64, 40).bfloat16().t()}
+    agrees("linear", {"M": 33, "N": 40, "K": 64}, "bf16", change=lambda given: change)
+
+
+def test_any_leading_dimensions_and_none():
+    x, weight = torch.randn(2, 3, 32).bfloat16(), torch.randn(24, 32).bfloat16().requires_grad_()
+    y = linear(x, weight)
+    assert torch.equal(y, linear(x.flatten(0, 1), weight).view(2, 3, 24))
+    y.sum().backward()
+    assert weight.grad.shape == weight.shape
+    assert linear(x[:0], weight).shape == (0, 3, 24)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 6e-4), (torch.float32, 1e-6)])
+def test_gradients_are_added_where_they_lie(dtype, most):
+    """Of three micro-batches; autograd is given the first at the most."""
+    weight = torch.randn(24, 33).half().requires_grad_()
+    want = torch.zeros(24, 33, dtype=torch.float64)
+    if dtype == torch.float32:
+        weight.main_grad = torch.zeros(24, 33)
+    for _ in range(3):
+        x, dy = torch.randn(17, 33).half(), torch.randn(17, 24).half()
+        linear(x, weight).backward(dy)
+        if weight.grad is not None:  # which it stays
+            weight.main_grad = weight.grad
+        want += dy.double().t() @ x.double()
+    assert (weight.grad is None) == (dtype == torch.float32)
+    assert (weight.main_grad.double() - want).norm() < most * want.norm()
+
+
+def test_a_main_grad_of_another_shape_is_refused():
+    weight = torch.randn(24, 32).bfloat16().requires_grad_()
+    weight.main_grad = torch.zeros(32, 24)
+    with pytest.raises(ValueError, match="main_grad has shape"):
+        linear(torch.randn(3, 32).bfloat16(), weight)
+
+
+@pytest.mark.parametrize("M", [5, 40])
+def test_product_added(M):
+    a, b, out = torch.randn(M, 35), torch.randn(19, 35).t(), torch.randn(M, 19)
+    want = out + a @ b
+    matmul_add(out, a, b)
+    torch.testing.assert_close(out, want)
+    matmul_add(out, a[:, :0], b[:0])
+    torch.testing.assert_close(out, want)
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "message"),
+    [
+        (torch.zeros(3, 5), ValueError, "expected \\(3, 4\\)"),
+        (torch.zeros(4, 3).t(), ValueError, "rows one after the other"),
+        (torch.zeros(3, 4).half(), TypeError, "out has dtype"),
+    ],
+)
+def test_what_is_wrong_is_named(out, error, message):
+    with pytest.raises(error, match=message):
+        matmul_add(out, torch.zeros(3, 2), torch.zeros(2, 4))
