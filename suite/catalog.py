@@ -238,6 +238,10 @@ class Catalog:
         own = (x for x in self.roots if isinstance(x, _OwnRoot))
         return any(name in x.files(room) for x in own for room in ("operators", "workloads"))
 
+    def own_file(self, folder: str, name: str) -> Any:
+        """A file of one of the program's own folders, loaded."""
+        return self.roots[0].module(folder, name)
+
     def operator(self, name: str) -> Operator:
         """The operator of that name."""
         if name not in self.operators:

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .catalog import Catalog
+    from .system import Stock
 
 Products = Callable[..., Any]
 
 
-def _kernels(catalog: Catalog, name: str) -> Any:
+def _kernels(catalog: Stock, name: str) -> Any:
     """The file of one of our kernels, which has what they are fused of beside the operator."""
-    return catalog.roots[0].module("kernels", name)
+    return catalog.own_file("kernels", name)
 
 
-def normed(catalog: Catalog, quantize: Products, product: Products) -> Callable[..., Any]:
+def normed(catalog: Stock, quantize: Products, product: Products) -> Callable[..., Any]:
     """`normed(x, residual, weight, eps, *weights)`: h = x + residual, or x, and the RMS norm of h by `weight`
     times each of the weights. The norm is quantized as it is and transposed where it is computed, once for all
     weights, and is in memory in 8 bits alone. In the backward pass the products of its gradient are
@@ -59,7 +59,7 @@ def normed(catalog: Catalog, quantize: Products, product: Products) -> Callable[
     return apply
 
 
-def down(catalog: Catalog, quantize: Products, product: Products) -> Callable[..., Any]:
+def down(catalog: Stock, quantize: Products, product: Products) -> Callable[..., Any]:
     """`down(gate, up, weight)`: silu(gate) · up times a weight, in memory in 8 bits alone."""
     import torch
 

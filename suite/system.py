@@ -249,6 +249,10 @@ class Stock(Protocol):
         """Folders of other commits' kernels and baselines, by root's folder."""
         ...
 
+    def own_file(self, folder: str, name: str) -> Any:
+        """A file of one of the program's own folders, loaded."""
+        ...
+
     def operator(self, name: str) -> Operator:
         """The operator of that name. Raises `InputError` where there is none."""
         ...

@@ -253,10 +253,10 @@ def _drawn(
         name, look = row.implementation, looks[row.implementation]
         # Two that saturate at one rate stand beside each other.
         rate = row.axes["rate"]
-        place = across.place(rate / 1000) - 9 * sum(x.axes["rate"] == rate for x in beyond[:count])
+        x_at = across.place(rate / 1000) - 9 * sum(x.axes["rate"] == rate for x in beyond[:count])
         told = f"{name}, {_load(row)}: saturated"
-        plot.canvas.dot(place, top, look.colour, look.shape, 6.5, told, 1, link(row.identity))
-        plot.canvas.text(place, top + 13, "saturated", "--soft", "right", size=FONT - 2)
+        plot.canvas.dot(x_at, top, look.colour, look.shape, 6.5, told, 1, link(row.identity))
+        plot.canvas.text(x_at, top + 13, "saturated", "--soft", "right", size=FONT - 2)
     return plot.canvas.svg(text)
 
 

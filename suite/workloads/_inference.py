@@ -266,7 +266,7 @@ def shares(got: torch.Tensor, wanted: torch.Tensor, changes: torch.Tensor) -> li
 
 
 def missing(what: str, got: torch.Tensor, wanted: torch.Tensor, changes: torch.Tensor, layers: list[int]) -> float:
-    """The largest share of one of these layers that is missing, or too much. Raises `Incorrect` above `MISSING`."""
+    """The largest share of one of these layers that is missing, or too much; `Incorrect` above `MISSING`."""
     found = [abs(x) for x in shares(got, wanted, changes)]
     share, layer = max(zip(found, layers, strict=True))
     if not share <= MISSING:

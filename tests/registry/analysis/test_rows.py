@@ -113,7 +113,9 @@ def test_limit_is_the_larger_of_copy_and_matmul(literal: Any) -> None:
 def test_products_that_may_be_narrower_are_held_to_their_own_rate(literal: Any) -> None:
     found = Ceilings.of([copy(1000, 1.0), matmul("bf16", 500, 1.0), matmul("e4m3", 1000, 1.0)])
     assert found.limit_ms(literal.case(bytes=1000, flops=5000, options={"products": "e4m3"})) == pytest.approx(5.0)
-    assert found.limit_ms(literal.case(bytes=1000, flops=5000, options={"products": "dtype"})) == pytest.approx(10.0)
+    assert found.limit_ms(literal.case(bytes=1000, flops=5000, options={"products": "dtype"})) == pytest.approx(
+        10.0
+    )
 
 
 def test_limit_is_unknown_where_a_needed_ceiling_was_not_measured(literal: Any) -> None:
