@@ -173,6 +173,22 @@ def moe(case: Any) -> Call:
     return refusing(call, AssertionError)
 
 
+@serving
+def moe_deep_gemm(case: Any) -> Call:
+    """DeepGEMM's grouped products, of vLLM's copy, between vLLM's quantizations of x and of SwiGLU."""
+    import torch
+
+    ops = _library("ops")
+
+    def quantize(x: Any) -> tuple[Any, Any]:
+        q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+        scale = torch.empty(x.shape[1] // 128, len(x), dtype=torch.float32, device=x.device).t()
+        ops.per_token_group_fp8_quant(x, q, scale, 128, 1e-10, -448.0, 448.0, False, True, False)
+        return q, scale
+
+    return deep_gemm.mixture(case, _deep_gemm(), quantize, lambda x: _quantized(ops, x, None, 0.0))
+
+
 def moe_triton_kernels(case: Any) -> Call:
     """Triton's own package of kernels, of which vLLM ships a copy (PyPI has another project by its name), by
     vLLM's `triton_kernel_moe_forward`, which routes by the logits that PyTorch gives.
@@ -860,7 +876,7 @@ IMPLEMENTATIONS = {
     "causal_conv1d_update": {"vllm": causal_conv1d_update},
     "fp8_matmul": {"vllm": fp8_matmul, "vllm_deep_gemm": fp8_matmul_deep_gemm},
     "grouped_fp8_matmul": {"vllm_deep_gemm": grouped_fp8_matmul_deep_gemm},
-    "moe": {"vllm": moe, "vllm_triton_kernels": moe_triton_kernels},
+    "moe": {"vllm": moe, "vllm_deep_gemm": moe_deep_gemm, "vllm_triton_kernels": moe_triton_kernels},
     "mx_matmul": {"vllm_marlin": mx_matmul_marlin, "vllm_machete": mx_matmul_machete},
     "quantized_activation": {"vllm": quantized_activation},
     "quantized_linear": {"vllm": quantized_linear},
