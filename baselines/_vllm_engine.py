@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import tempfile
 import weakref
@@ -39,10 +40,13 @@ def trimmed(distribution: str = "vllm") -> tuple[str, ...]:
     another size than the package says.
     """
     try:
-        own = [x for x in metadata.files(distribution) or () if x.name.endswith(".so")]
+        found = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:  # a checkout on the path has no list to hold it to
         return ()
-    lost = [x for x in own if not (at := Path(x.locate())).exists() or at.stat().st_size != x.size]
+    # From Python 3.12 on `files` leaves out those that are missing.
+    listed = csv.reader((found.read_text("RECORD") or "").splitlines())
+    own = {Path(str(found.locate_file(name))): size for name, _, size in listed if name.endswith(".so")}
+    lost = [at for at, size in own.items() if not at.exists() or str(at.stat().st_size) != size]
     names = ", ".join(sorted({x.name for x in lost}))
     said = f"trimmed: {len(lost)} of {distribution}'s {len(own)} shared libraries are missing or cut: {names}"
     return (said,) if lost else ()

@@ -109,7 +109,8 @@ def test_an_operator_in_a_checkout(tmp_path):
         shutil.copytree(HERE / room, checkout / room, ignore=ignored)
         (names / room).symlink_to(checkout / room)
     (checkout / "tests" / "kernels").mkdir(parents=True)
-    shutil.copy(HERE / "tests" / "kernels" / "conftest.py", checkout / "tests" / "kernels")
+    for name in ("conftest.py", "quick_interpreter.py"):
+        shutil.copy(HERE / "tests" / "kernels" / name, checkout / "tests" / "kernels")
 
     def new(*words: str) -> subprocess.CompletedProcess[str]:
         code = "from kernelmark.suite.cli import main; main()"
