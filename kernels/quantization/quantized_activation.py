@@ -19,6 +19,9 @@ LARGEST = 448.0
 HELD = 4 if INTERPRETED else 128
 """Groups of a row that are held in registers; longer rows are read twice, the second time from the L2 cache."""
 
+NORM_GROUPS = 16
+"""Groups of a program of the norm: of several rows, where rows are short."""
+
 GATED_ROWS, GATED_GROUPS = 8, 2
 """Rows, which is how scales lie together, and groups of each of a program of the gated activation."""
 
@@ -47,11 +50,14 @@ def quantized_activation(
 
 
 @triton.jit
-def _put(y, q, scale_at, target, inside, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types
-    """Groups y (groups, 128) as q = y / scale and their scales = max |y| / 448."""
-    largest = tl.maximum(tl.max(tl.abs(y), 1), 1e-30)
-    tl.store(scale_at, largest / LARGEST, tl.max(inside.to(tl.int32), 1) > 0)
-    tl.store(q + target, (y * (LARGEST / largest)[:, None]).to(q.dtype.element_ty), inside)
+def _put(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    y, q, scale_at, target, there, inside, LARGEST: tl.constexpr
+):
+    """Groups y (…, groups, 128) as q = y / scale and their scales = max |y| / 448, of the groups that are there."""
+    last: tl.constexpr = len(y.shape) - 1
+    largest = tl.maximum(tl.max(tl.abs(y), last), 1e-30)
+    tl.store(scale_at, largest / LARGEST, there)
+    tl.store(q + target, (y * tl.expand_dims(LARGEST / largest, last)).to(q.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -60,39 +66,55 @@ def _norm(  # type: ignore[no-untyped-def]  # Triton's types are its own
     weight,
     q,
     scales,
+    M,
     K,
     x_step,
     scale_step,
     eps,
     LARGEST: tl.constexpr,
+    ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
-    WHOLE: tl.constexpr,
 ):
-    """One row a program, GROUPS groups of 128 columns at a time; WHOLE: it has no more, and is read once."""
+    """ROWS whole rows a program, of up to GROUPS groups of 128 columns."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    group = tl.arange(0, GROUPS)
+    column = group[:, None] * 128 + tl.arange(0, 128)[None, :]
+    inside = (row < M)[:, None, None] & (column < K)[None, :, :]
+    value = tl.load(x + row[:, None, None] * x_step + column[None, :, :], inside, 0.0).to(tl.float32)
+    # Read before the sum, which hides the wait.
+    w = tl.load(weight + column, column < K, 0.0, eviction_policy="evict_last").to(tl.float32)
+    rstd = 1.0 / tl.sqrt(tl.sum(tl.sum(value * value, 2), 1) / K + eps)
+    # y = x / √(mean x² + ε) · w
+    y = value * rstd[:, None, None] * w[None, :, :]
+    at = scales + row[:, None] + group[None, :] * scale_step
+    there = (row < M)[:, None] & (group * 128 < K)[None, :]
+    _put(y, q, at, row[:, None, None] * K + column[None, :, :], there, inside, LARGEST)
+
+
+@triton.jit
+def _long_norm(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, weight, q, scales, K, x_step, scale_step, eps, LARGEST: tl.constexpr, GROUPS: tl.constexpr
+):
+    """One row a program, GROUPS groups of 128 columns at a time, read twice."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)
     column = group[:, None] * 128 + tl.arange(0, 128)[None, :]
     x += row * x_step
     q += row * K
     scales += row
-    value = tl.load(x + column, column < K, 0.0).to(tl.float32)
-    squares = value * value
-    if not WHOLE:
-        for start in range(GROUPS * 128, K, GROUPS * 128):
-            more = tl.load(x + start + column, start + column < K, 0.0, eviction_policy="evict_last").to(
-                tl.float32
-            )
-            squares += more * more
+    squares = tl.zeros([GROUPS, 128], tl.float32)
+    for start in range(0, K, GROUPS * 128):
+        at = start + column
+        value = tl.load(x + at, at < K, 0.0, eviction_policy="evict_last").to(tl.float32)
+        squares += value * value
     rstd = 1.0 / tl.sqrt(tl.sum(tl.sum(squares, 1), 0) / K + eps)
     # y = x / √(mean x² + ε) · w
-    w = tl.load(weight + column, column < K, 0.0, eviction_policy="evict_last").to(tl.float32)
-    _put(value * rstd * w, q, scales + group * scale_step, column, column < K, LARGEST)
-    if not WHOLE:
-        for start in range(GROUPS * 128, K, GROUPS * 128):
-            at = start + column
-            value = tl.load(x + at, at < K, 0.0, eviction_policy="evict_first").to(tl.float32)
-            w = tl.load(weight + at, at < K, 0.0, eviction_policy="evict_last").to(tl.float32)
-            _put(value * rstd * w, q, scales + (start // 128 + group) * scale_step, at, at < K, LARGEST)
+    for start in range(0, K, GROUPS * 128):
+        at = start + column
+        value = tl.load(x + at, at < K, 0.0, eviction_policy="evict_first").to(tl.float32)
+        w = tl.load(weight + at, at < K, 0.0, eviction_policy="evict_last").to(tl.float32)
+        there = start + group * 128 < K
+        _put(value * rstd * w, q, scales + (start // 128 + group) * scale_step, at, there, at < K, LARGEST)
 
 
 @triton.jit
@@ -109,9 +131,9 @@ def _gated(  # type: ignore[no-untyped-def]  # Triton's types are its own
     gate = tl.load(at, inside, 0.0).to(tl.float32)
     up = tl.load(at + K, inside, 0.0).to(tl.float32)
     # y = silu(g) · u = g · σ(g) · u
-    _put(
-        gate * sigmoid(gate) * up, q, scales + row + group * scale_step, row[:, None] * K + column, inside, LARGEST
-    )
+    there = (row < M) & (group * 128 < K)
+    target = row[:, None] * K + column
+    _put(gate * sigmoid(gate) * up, q, scales + row + group * scale_step, target, there, inside, LARGEST)
 
 
 def _empty(x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,11 +156,15 @@ def _launch(x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float) -> tu
                 x, q, scale, M, K, x.stride(0), M, LARGEST, GATED_ROWS, GATED_GROUPS, num_warps=4
             )
         else:
-            groups = min(power_of_2(across), HELD)
-            warps = min(max(groups // 4, 1), 16)
-            _norm[(M,)](
-                x, norm_weight.contiguous(), q, scale, K, x.stride(0), M, eps, LARGEST, groups, across <= groups,
-                num_warps=warps,
+            weight = norm_weight.contiguous()
+            if across > HELD:
+                _long_norm[(M,)](x, weight, q, scale, K, x.stride(0), M, eps, LARGEST, HELD, num_warps=16)
+                return q, scale
+            groups = power_of_2(across)
+            tall = power_of_2(max(1, min(NORM_GROUPS // groups, M)))
+            _norm[(cdiv(M, tall),)](
+                x, weight, q, scale, M, K, x.stride(0), M, eps, LARGEST, tall, groups,
+                num_warps=min(max(tall * groups // 8, 2), 16),
             )  # fmt: skip
     return q, scale
 
