@@ -404,7 +404,9 @@ def moe_grouped_mm(case: Any) -> Call:
     def call(x: Any, router: Any, gate_up: Any, down: Any, top_k: int, limit: float = 0.0, **scales: Any) -> Any:
         shares, experts = _routed(x, router, top_k)
         order = experts.flatten().argsort(stable=True)
-        ends = torch.bincount(experts.flatten(), minlength=router.shape[0]).cumsum(0).to(torch.int32)
+        # How many tokens each expert and those before it have: by bincount the host would wait for its length.
+        each = torch.arange(router.shape[0], device=x.device)
+        ends = torch.searchsorted(experts.flatten()[order], each, right=True, out_int32=True)
         token = order // top_k
         gate, up = functional.grouped_mm(x[token], gate_up.mT, offs=ends).chunk(2, -1)
         parts = functional.grouped_mm(_gated_product(gate, up, limit), down.mT, offs=ends)

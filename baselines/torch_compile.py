@@ -64,6 +64,13 @@ def selective_scan(case: Any) -> Callable[..., Any]:
     return _compiled(eager)(case)
 
 
+def moe(case: Any) -> Callable[..., Any]:
+    """Of `torch_grouped_mm`: a loop over experts is compiled anew for each count of tokens, which took up to 24 s a
+    case and was slower than eager.
+    """
+    return _compiled(EAGER["moe"]["torch_grouped_mm"])(case)
+
+
 def _both(operator: str, eager: Callable[[Any], Callable[..., Any]]) -> dict[str, Any]:
     """The implementations of one operator."""
     found = {"torch_compile": _compiled(eager)}
@@ -76,4 +83,4 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     operator: _both(operator, implementations["torch"])
     for operator, implementations in EAGER.items()
     if "torch" in implementations and operator != "memory_pool"  # whose systems are settings, not calls
-} | {"adamw": {"torch_compile": adamw}, "selective_scan": {"torch_compile": selective_scan}}
+} | {"adamw": {"torch_compile": adamw}, "moe": {"torch_compile": moe}, "selective_scan": {"torch_compile": selective_scan}}

@@ -6,7 +6,8 @@ compute alike. Those of a mixture of experts are chosen by how many rows an expe
 has, the device alone knows.
 
 Tiles are shared out by steps only where the table says so. On an H200 that was slower nearly everywhere, also
-where each tile was split evenly: the program that adds up a tile waits for its parts one after the other.
+where each tile was split evenly: the program that added up a tile waited for its parts one after the other. Since
+then it loads several at a time, and keeps its own; that was not run.
 """
 
 from __future__ import annotations

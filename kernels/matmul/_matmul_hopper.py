@@ -17,7 +17,8 @@ empty  no consumer reads the stage any more  one a consumer      the producer, b
 Work is counted in steps of K. Whole tiles are dealt out one after the other. What is left of the last round, or
 all of a product too small to fill the device, is shared out by steps (Stream-K, Osama et al., arXiv 2301.03598):
 each program takes an equal run of the remaining steps, and a tile that several programs computed is added up, in
-the order of K, by the one that finishes last. Nobody waits, and the result does not depend on who is last.
+the order of K, by the one that finishes last. Nobody waits, and the result does not depend on who is last. Of two
+parts the last one's own stays in its registers; more are loaded a few at a time.
 
 FP8 products with a scale for each 128 steps of K add up 128 products in the matrix units, which keep about 14
 bits, and then scale and add that sum in fp32, as DeepGEMM does. A consumer with two sums, of 128 rows or of two
@@ -636,9 +637,42 @@ def _partial(output, slot, part, c: gl.constexpr, GROUP: gl.constexpr):  # type:
 
 
 @gluon.jit
+def _left(output, q, last, late, part, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """What program q left of a tile: in its second slot if it is the first and came late. Zeros behind the last."""
+    layout: gl.constexpr = product_layout(c.columns, gl.float32)
+    there = gl.full([64, c.columns], q, gl.int32, layout) <= last
+    return gl.load(_partial(output, 2 * q + late, part, c, GROUP), there, 0.0, cache_modifier=".cg")
+
+
+@gluon.jit
+def _total(output, first, last, late, part, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
+    """What the programs from `first` to `last` left, added in that order. A few are loaded at a time: one after the
+    other each would wait for memory.
+    """
+    layout: gl.constexpr = product_layout(c.columns, gl.float32)
+    BATCH: gl.constexpr = 128 // c.columns if c.columns < 128 else 1
+    total = _left(output, first, last, late, part, c, GROUP)
+    for q in range(first + 1, last + 1, BATCH):
+        one = _left(output, q, last, 0, part, c, GROUP)
+        if BATCH > 1:
+            two = _left(output, q + 1, last, 0, part, c, GROUP)
+        if BATCH > 2:
+            three = _left(output, q + 2, last, 0, part, c, GROUP)
+            four = _left(output, q + 3, last, 0, part, c, GROUP)
+        total = total + one
+        if BATCH > 1:
+            total = total + two
+        if BATCH > 2:
+            total = total + three
+            total = total + four
+    return total
+
+
+@gluon.jit
 def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
-    """(sums over all of K, whether they are): leaves this program's part of a tile for the others and, if it is
-    the last to, adds all parts up in the order of K.
+    """(sums over all of K, whether they are): leaves this program's part of a tile for the others or, if it is
+    the last to come, adds all parts up in the order of K. Of two the order does not matter, and its own stays in
+    its registers.
     """
     layout: gl.constexpr = product_layout(c.columns, gl.float32)
     own: gl.constexpr = acc.type.layout
@@ -646,25 +680,33 @@ def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr)
     first = work.owner(nth * work.steps)
     last = work.owner((nth + 1) * work.steps - 1)
     program = gl.program_id(0)
-    slot = 2 * program + gl.where(work.share(program) // work.steps == nth, 0, 1)
-    gl.store(_partial(output, slot, 0, c, GROUP), gl.convert_layout(acc, layout))
-    if c.doubled:
-        gl.store(_partial(output, slot, 1, c, GROUP), gl.convert_layout(other, layout))
-    thread_barrier()
+    # The slot of a program's second tile is its second: only the first of a tile's programs can have had another.
+    late = gl.where(work.share(first) // work.steps == nth, 0, 1)
+    two = last - first == 1
     count = output.counter + 2 * (nth * c.groups + GROUP)
-    done = gl.atomic_add(count, 1, sem="acq_rel") == last - first
+    done = nth < 0
+    if two & (program == first) & (late > 0):
+        # It is likely to be the last, and then leaves nothing.
+        done = gl.atomic_add(count, 0, sem="acquire") == 1
+    if not done:
+        slot = 2 * program + gl.where(program == first, late, 0)
+        gl.store(_partial(output, slot, 0, c, GROUP), gl.convert_layout(acc, layout))
+        if c.doubled:
+            gl.store(_partial(output, slot, 1, c, GROUP), gl.convert_layout(other, layout))
+        thread_barrier()
+        done = gl.atomic_add(count, 1, sem="acq_rel") == last - first
     if done:
         gl.atomic_xchg(count, 0, sem="relaxed")
-        SHAPE: gl.constexpr = [64, c.columns]
-        total = gl.zeros(SHAPE, gl.float32, layout)
-        second = total
-        for q in range(first, last + 1):
-            slot = 2 * q + gl.where(work.share(q) // work.steps == nth, 0, 1)
-            total = total + gl.load(_partial(output, slot, 0, c, GROUP), cache_modifier=".cg")
+        if two:
+            them = first + last - program
+            late = gl.where(them == first, late, 0)
+            acc = acc + gl.convert_layout(_left(output, them, last, late, 0, c, GROUP), own)
             if c.doubled:
-                second = second + gl.load(_partial(output, slot, 1, c, GROUP), cache_modifier=".cg")
-        acc = gl.convert_layout(total, own)
-        other = gl.convert_layout(second, own)
+                other = other + gl.convert_layout(_left(output, them, last, late, 1, c, GROUP), own)
+        else:
+            acc = gl.convert_layout(_total(output, first, last, late, 0, c, GROUP), own)
+            if c.doubled:
+                other = gl.convert_layout(_total(output, first, last, late, 1, c, GROUP), own)
     return acc, other, done
 
 

@@ -53,7 +53,7 @@ def quantized_activation(
 def _put(  # type: ignore[no-untyped-def]  # Triton's types are its own
     y, q, scale_at, target, there, inside, LARGEST: tl.constexpr
 ):
-    """Groups y (…, groups, 128) as q = y / scale and their scales = max |y| / 448, of the groups that are there."""
+    """Groups y (…, groups, 128) as q = y / scale and their scales = max |y| / 448, of groups that are there."""
     last: tl.constexpr = len(y.shape) - 1
     largest = tl.maximum(tl.max(tl.abs(y), last), 1e-30)
     tl.store(scale_at, largest / LARGEST, there)

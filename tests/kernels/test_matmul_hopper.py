@@ -234,6 +234,19 @@ def test_split(played, K, split):
     same(product(64, 80, K, schedule, 0, split=split))
 
 
+@pytest.mark.parametrize("columns, dealt, split", [(128, 3, 0), (64, 0, 0), (32, 0, 3), (32, 0, 7)])
+def test_whoever_comes_last(played, monkeypatch, columns, dealt, split):
+    """Equal bits: of tiles that two programs share and of those that more do, some with a tile before it."""
+    played(5)
+    schedule = Schedule(groups=1, columns=columns, step=32, stages=2, shared=True)
+    first, want = product(200, 272, 256, schedule, dealt, split=split)
+    same((first, want))
+    orders = (lambda n: reversed(range(n)), lambda n: (*range(1, n, 2), *range(0, n, 2)))
+    for order in orders:
+        monkeypatch.setattr(Device, "order", staticmethod(order))
+        assert torch.equal(product(200, 272, 256, schedule, dealt, split=split)[0], first)
+
+
 def test_which_scales_are_staged():
     """Of rows those that lie column by column, each step's at 16 bytes; of blocks all."""
     a, b = torch.rand(3, 8).t(), torch.rand(2, 3)
