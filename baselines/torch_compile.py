@@ -65,8 +65,8 @@ def selective_scan(case: Any) -> Callable[..., Any]:
 
 
 def moe(case: Any) -> Callable[..., Any]:
-    """Of `torch_grouped_mm`: a loop over experts is compiled anew for each count of tokens, which took up to 24 s a
-    case and was slower than eager.
+    """Of `torch_grouped_mm`: a loop over experts is compiled anew for each count of tokens, which took up to 24 s
+    a case and was slower than eager.
     """
     return _compiled(EAGER["moe"]["torch_grouped_mm"])(case)
 
@@ -83,4 +83,8 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     operator: _both(operator, implementations["torch"])
     for operator, implementations in EAGER.items()
     if "torch" in implementations and operator != "memory_pool"  # whose systems are settings, not calls
-} | {"adamw": {"torch_compile": adamw}, "moe": {"torch_compile": moe}, "selective_scan": {"torch_compile": selective_scan}}
+} | {
+    "adamw": {"torch_compile": adamw},
+    "moe": {"torch_compile": moe},
+    "selective_scan": {"torch_compile": selective_scan},
+}

@@ -638,7 +638,7 @@ def _partial(output, slot, part, c: gl.constexpr, GROUP: gl.constexpr):  # type:
 
 @gluon.jit
 def _left(output, q, last, late, part, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """What program q left of a tile: in its second slot if it is the first and came late. Zeros behind the last."""
+    """What program q left of a tile, in its second slot if it came late; zeros behind the last."""
     layout: gl.constexpr = product_layout(c.columns, gl.float32)
     there = gl.full([64, c.columns], q, gl.int32, layout) <= last
     return gl.load(_partial(output, 2 * q + late, part, c, GROUP), there, 0.0, cache_modifier=".cg")
@@ -646,10 +646,9 @@ def _left(output, q, last, late, part, c: gl.constexpr, GROUP: gl.constexpr):  #
 
 @gluon.jit
 def _total(output, first, last, late, part, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
-    """What the programs from `first` to `last` left, added in that order. A few are loaded at a time: one after the
-    other each would wait for memory.
+    """What the programs from `first` to `last` left, added in that order. A few are loaded at a time: one after
+    the other each would wait for memory.
     """
-    layout: gl.constexpr = product_layout(c.columns, gl.float32)
     BATCH: gl.constexpr = 128 // c.columns if c.columns < 128 else 1
     total = _left(output, first, last, late, part, c, GROUP)
     for q in range(first + 1, last + 1, BATCH):

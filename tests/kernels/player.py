@@ -292,7 +292,8 @@ class Device:
             return
         self.programs = grid
         given = [pointed(x) for x in arguments]
-        for self.program in self.order(grid):
+        for program in self.order(grid):
+            self.program = program
             kernel(*given)
 
 

@@ -234,7 +234,7 @@ def test_split(played, K, split):
     same(product(64, 80, K, schedule, 0, split=split))
 
 
-@pytest.mark.parametrize("columns, dealt, split", [(128, 3, 0), (64, 0, 0), (32, 0, 3), (32, 0, 7)])
+@pytest.mark.parametrize(("columns", "dealt", "split"), [(128, 3, 0), (64, 0, 0), (32, 0, 3), (32, 0, 7)])
 def test_whoever_comes_last(played, monkeypatch, columns, dealt, split):
     """Equal bits: of tiles that two programs share and of those that more do, some with a tile before it."""
     played(5)
