@@ -515,8 +515,8 @@ def _copied() -> list[str]:
         "### Scales of odd numbers of rows",
         f"{_where(journal(FP8_AGAIN))} On another H200 of that kind, since scales that lie at no multiple of 16 "
         "bytes are copied where K has 48 steps of 128; those products. By now they are from 16 steps on, of more "
-        "rows than 16 ([half of the plan](#half-of-the-plan-again)). DeepGEMM's times are those of the run above; over all products in "
-        f"blocks that it has, its time over ours is {_ratio(mean)} with these.",
+        "rows than 16 ([half of the plan again](#half-of-the-plan-again)). DeepGEMM's times are those of the run "
+        f"above; over all products in blocks that it has, its time over ours is {_ratio(mean)} with these.",
         _table(["case", "before, ms", "ours, ms", "before over ours", "DeepGEMM, ms"], lines),
     ]
 

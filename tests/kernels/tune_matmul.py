@@ -46,8 +46,8 @@ ROWS = (64, 128, 1024, 4096)
 SQUARE = (8192, 8192, 8192)
 GATED = dispatch.GATED
 KINDS = (dispatch.PROMOTED, dispatch.GROUPED, dispatch.FAST, dispatch.SIXTEEN, GATED)
-RANDOM = 12
-"""Shapes that no plan names, for each kind."""
+RANDOM = 24
+"""Shapes that no plan names, for each kind; half of them have few columns."""
 FLUSH = 256 << 20
 """Bytes that are written between two calls: no cache holds an operand then."""
 ROUNDS = 15
@@ -61,11 +61,11 @@ def shapes(seed: int = 1) -> list[Shape]:
     draw = random.Random(seed)
     drawn = [
         (
-            round(2 ** draw.uniform(5, 13)),
-            16 * round(2 ** draw.uniform(6, 10)),
-            16 * round(2 ** draw.uniform(5, 9.5)),
+            4 * round(2 ** draw.uniform(3, 11)),
+            16 * round(2 ** draw.uniform(*((6, 10) if nth % 2 else (4, 7)))),
+            16 * round(2 ** draw.uniform(5, 10)),
         )
-        for _ in range(RANDOM)
+        for nth in range(RANDOM)
     ]
     return planned + drawn
 
@@ -78,11 +78,25 @@ CHECKED = ((640, 640, 1024), (200, 272, 1040))
 """Shapes that each schedule is checked at: of an even and an odd number of steps."""
 
 
+_BLOCK = Schedule(step=128, scales="block", staged=True)
+BESIDES: dict[str, tuple[Schedule, ...]] = {
+    dispatch.SIXTEEN: (Schedule(columns=64, stages=8), Schedule(columns=32, stages=10)),
+    dispatch.FAST: (Schedule(columns=64, step=128, stages=8), Schedule(columns=32, step=128, stages=10)),
+    dispatch.PROMOTED: (
+        *dispatch.unstaged(dispatch.PROMOTED),
+        replace(_BLOCK, columns=128, stages=6, buffers=1),
+        replace(_BLOCK, columns=128, stages=6, ahead=4, buffers=1),
+        replace(_BLOCK, columns=64, stages=8, ahead=4),
+    ),
+    dispatch.GROUPED: dispatch.unstaged(dispatch.GROUPED),
+}
+"""What is timed beside the candidates: for scales that cannot be staged, and tiles that are none yet."""
+
+
 def schedules(kind: str) -> tuple[Schedule, ...]:
     """All that are timed of a kind, the candidates first."""
     gated = kind == GATED
-    some = dispatch.candidates(dispatch.SIXTEEN if gated else kind, gated)
-    return (*some, *dispatch.unstaged(kind)) if kind in (dispatch.PROMOTED, dispatch.GROUPED) else some
+    return (*dispatch.candidates(dispatch.SIXTEEN if gated else kind, gated), *BESIDES.get(kind, ()))
 
 
 def description(schedule: Schedule) -> dict[str, Any]:
