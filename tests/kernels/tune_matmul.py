@@ -80,13 +80,23 @@ CHECKED = ((640, 640, 1024), (200, 272, 1040))
 
 _BLOCK = Schedule(step=128, scales="block", staged=True)
 BESIDES: dict[str, tuple[Schedule, ...]] = {
-    dispatch.SIXTEEN: (Schedule(columns=64, stages=8), Schedule(columns=32, stages=10)),
-    dispatch.FAST: (Schedule(columns=64, step=128, stages=8), Schedule(columns=32, step=128, stages=10)),
+    dispatch.SIXTEEN: (
+        Schedule(columns=64, stages=8),
+        Schedule(columns=32, stages=10),
+        Schedule(groups=1, columns=16, stages=20),
+    ),
+    dispatch.FAST: (
+        Schedule(columns=64, step=128, stages=8),
+        Schedule(columns=32, step=128, stages=10),
+        Schedule(groups=1, columns=16, step=128, stages=20),
+    ),
     dispatch.PROMOTED: (
         *dispatch.unstaged(dispatch.PROMOTED),
         replace(_BLOCK, columns=128, stages=6, buffers=1),
         replace(_BLOCK, columns=128, stages=6, ahead=4, buffers=1),
         replace(_BLOCK, columns=64, stages=8, ahead=4),
+        replace(_BLOCK, columns=32, stages=8, ahead=4),
+        replace(_BLOCK, groups=1, columns=16, stages=20, ahead=4),
     ),
     dispatch.GROUPED: dispatch.unstaged(dispatch.GROUPED),
 }
