@@ -268,6 +268,8 @@ def share_slower(journal: Journal, name: str, slower: str) -> Check:
     if high < SLOWDOWN * 0.5 or low > SLOWDOWN * 1.5:
         if any(max(x.values()) > APART * min(x.values()) for x in sides):
             return Check(name, "unsure", f"{seen}, and processes {APART:g} × apart: this machine is too noisy")
+        if (high - low) / 2 > SLOWDOWN:
+            return Check(name, "unsure", f"{seen}, which is wider than what it is to tell: this machine is too noisy")
         return Check(name, "missed", f"{seen}: not 5 %, so the timer is wrong")
     if low <= 0:
         return Check(name, "unsure", f"{seen}: this machine is too noisy to see 5 %")
