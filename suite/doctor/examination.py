@@ -269,7 +269,7 @@ def share_slower(journal: Journal, name: str, slower: str) -> Check:
         if any(max(x.values()) > APART * min(x.values()) for x in sides):
             return Check(name, "unsure", f"{seen}, and processes {APART:g} × apart: this machine is too noisy")
         if (high - low) / 2 > SLOWDOWN:
-            return Check(name, "unsure", f"{seen}, which is wider than what it is to tell: this machine is too noisy")
+            return Check(name, "unsure", f"{seen}, wider than what it is to tell: this machine is too noisy")
         return Check(name, "missed", f"{seen}: not 5 %, so the timer is wrong")
     if low <= 0:
         return Check(name, "unsure", f"{seen}: this machine is too noisy to see 5 %")
