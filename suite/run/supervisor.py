@@ -524,7 +524,9 @@ class Run:
         cell = left.pop(result.index)
         self._spend(result.spent_s)
         status, reason, measurement = result.status, result.reason, result.measurement
-        if measurement is not None and (impossible := self._impossible(cell, measurement)):
+        if measurement is not None and (less := _below_zero(measurement)):
+            status, reason, measurement = "error", less, None
+        elif measurement is not None and (impossible := self._impossible(cell, measurement)):
             status, reason, measurement = "incorrect", impossible, None
         self._write_record(cell.record(replicate, result.index, status, reason, measurement, result.spent_s))
 
@@ -645,6 +647,17 @@ def resume(name: str, home: Home, catalog: Catalog, listener: Listener, servers:
         servers=servers if WORKERS in header.environment else None,
         past=past,
         worlds=(int(header.conditions.get("world") or 1),),
+    )
+
+
+def _below_zero(measurement: Measurement) -> str | None:
+    """Why a time is refused that is none: what is taken off it, as of flushes in a graph, was longer."""
+    times = measurement.samples.get(LATENCY.name, ())
+    if not times or median(times) > 0:
+        return None
+    return (
+        f"not measurable by timer {measurement.timer}: flushes alone took {-median(times):.3g} ms a call longer "
+        "than calls with flushes; take --timer cupti or events"
     )
 
 

@@ -558,6 +558,13 @@ def test_a_time_that_no_device_can_reach_is_refused(make, monkeypatch):
     assert record.reason.startswith("faster than the device: ")
 
 
+def test_a_time_below_zero_is_no_time():
+    reason = supervisor._below_zero(Measurement({"latency": (-0.002, -0.001, 0.001)}, "graph"))
+    assert reason is not None
+    assert reason.startswith("not measurable by timer graph: flushes alone took 0.001 ms a call longer than")
+    assert supervisor._below_zero(Measurement({"latency": (0.001,)}, "graph")) is None
+
+
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_budget_ends_a_run_in_order_and_later_replicates_do_with_less(make, monkeypatch, ends):
     """Nothing is measured: records are what a worker would have said, and the clock is a list."""
