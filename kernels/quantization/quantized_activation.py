@@ -4,6 +4,8 @@ scale for 128 columns: one read, and the activation is never in memory in 16 bit
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -67,15 +69,20 @@ def _norm(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q,
     scales,
     M,
-    K,
-    x_step,
+    units,
+    x_units,
     scale_step,
     eps,
     LARGEST: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
-    """ROWS whole rows a program, of up to GROUPS groups of 128 columns."""
+    """ROWS whole rows a program, of up to GROUPS groups of 128 columns. Rows have `units` · UNIT columns and lie
+    `x_units` · UNIT apart: so the compiler knows what addresses are multiples of.
+    """
+    K = units * UNIT
+    x_step = x_units * UNIT
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     group = tl.arange(0, GROUPS)
     column = group[:, None] * 128 + tl.arange(0, 128)[None, :]
@@ -119,9 +126,23 @@ def _long_norm(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _gated(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, q, scales, M, K, x_step, scale_step, LARGEST: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr
+    x,
+    q,
+    scales,
+    M,
+    units,
+    x_units,
+    scale_step,
+    LARGEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
-    """GROUPS groups of 128 columns of each of ROWS rows a program. Rows are what runs fastest, as scales lie."""
+    """GROUPS groups of 128 columns of each of ROWS rows a program, `units` and `x_units` as in `_norm`. Rows are
+    what runs fastest, as scales lie.
+    """
+    K = units * UNIT
+    x_step = x_units * UNIT
     index = tl.arange(0, ROWS * GROUPS)
     row = (tl.program_id(0) * ROWS + index % ROWS).to(tl.int64)
     group = tl.program_id(1) * GROUPS + index // ROWS
@@ -150,11 +171,13 @@ def _launch(x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float) -> tu
     needs_e4m3("quantized_activation", x)
     x = rows(x)
     (M, K), across = q.shape, scale.shape[1]
+    unit = math.gcd(K, x.stride(0), 16)
     with on(x):
         if norm_weight is None:
             _gated[(cdiv(M, GATED_ROWS), cdiv(across, GATED_GROUPS))](
-                x, q, scale, M, K, x.stride(0), M, LARGEST, GATED_ROWS, GATED_GROUPS, num_warps=4
-            )
+                x, q, scale, M, K // unit, x.stride(0) // unit, M, LARGEST, GATED_ROWS, GATED_GROUPS, unit,
+                num_warps=4,
+            )  # fmt: skip
         else:
             weight = norm_weight.contiguous()
             if across > HELD:
@@ -163,7 +186,7 @@ def _launch(x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float) -> tu
             groups = power_of_2(across)
             tall = power_of_2(max(1, min(NORM_GROUPS // groups, M)))
             _norm[(cdiv(M, tall),)](
-                x, weight, q, scale, M, K, x.stride(0), M, eps, LARGEST, tall, groups,
+                x, weight, q, scale, M, K // unit, x.stride(0) // unit, M, eps, LARGEST, tall, groups, unit,
                 num_warps=min(max(tall * groups // 8, 2), 16),
             )  # fmt: skip
     return q, scale
