@@ -94,13 +94,16 @@ def unstaged(kind: str) -> tuple[Schedule, ...]:
 
 COPIED = 16
 """Steps of the busiest program from which on scales that cannot be staged are copied to where they can. On an
-H200 a step took .3 µs less with staged ones, where a tile has more rows than 16; a copy is a launch, 3 to 4 µs."""
+H200 a step took .3 µs less with staged ones, where a tile has more rows than 16, and .04 µs with one row; a copy
+is a launch, 3 to 4 µs."""
+COPIED_FEW = 128
+"""The same for up to 16 rows."""
 
 
 def copied(M: int, N: int, K: int, programs: int) -> bool:
     """Whether a product is long enough to copy scales for, by its tiles of 128 × 128."""
     rounds = -(-(-(-M // 128) * -(-N // 128)) // programs)
-    return M > 16 and rounds * -(-K // 128) >= COPIED
+    return rounds * -(-K // 128) >= (COPIED if M > 16 else COPIED_FEW)
 
 
 def tiles(schedule: Schedule, M: int, N: int) -> int:
@@ -127,8 +130,8 @@ def estimate(schedule: Schedule, M: int, N: int, K: int, programs: int) -> float
     products = rows * columns * schedule.step * size / 4096
     if schedule.groups == 1 and not schedule.ahead:
         products *= 1.25  # alone it leaves the matrix units idle between its products
-    if schedule.promoted:
-        products *= 1.1
+    if schedule.promoted:  # three groups hide more of what adds up sums
+        products *= 1.05 if schedule.groups == 3 else 1.1
     elif rows == columns == 128:
         products *= 1.22  # two groups that load as much as they multiply wait for each other's steps
     loads = (min(rows, M) + columns) * schedule.step * size / 70
@@ -207,7 +210,7 @@ GROUPED_SOURCE = "tuning/grouped-h200.txt.gz"
 """Where what products of groups take was measured, in `registry/reference/`; scales of rows not masked."""
 _BLOCKS = GroupedSchedule(columns=128, step=128, scales="block")
 GROUPED_FP8: dict[str, GroupedSchedule] = {
-    "block": replace(_BLOCKS, paired=True),
+    "block": replace(_BLOCKS, paired=True, buffers=1),
     "row": GroupedSchedule(columns=256, step=128, scales="row"),
 }
 """By recipe, what products of groups of 8-bit rows take: tiles of 128 rows were the fastest, and faster than the

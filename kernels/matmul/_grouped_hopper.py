@@ -24,6 +24,7 @@ tiles lie together.
 # Without `from __future__ import annotations`, as in `_matmul_hopper.py`.
 
 import functools
+from dataclasses import replace
 
 import torch
 from triton.experimental import gluon
@@ -38,11 +39,16 @@ from ._grouped import LARGEST, strides
 from ._grouped_tiles import TileList
 from ._matmul_hopper import (
     _ELEMENTS,
+    PRODUCER,
     Scales,
+    StagedScales,
+    _numbers,
     clamped,
     fetch,
     product,
     scaled_product,
+    stageable,
+    staged_product,
     stages,
     write,
 )
@@ -123,7 +129,7 @@ class GroupOutput:
 
 
 @gluon.jit
-def _load(a, b, ring, work, M, N, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+def _load(a, b, ring, work, scales, a_group, b_group, M, N, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """The producer: tiles of A and of the groups' B, step by step, tile by tile. A masked group has M rows."""
     apart = M if c.masked else 0
     at = cursor(1, c.stages)
@@ -132,7 +138,10 @@ def _load(a, b, ring, work, M, N, c: gl.constexpr):  # type: ignore[no-untyped-d
     tile = gl.program_id(0)
     while tile < work.count():
         group, row, column = work.find(tile, c)
-        at = fetch(a, b, ring, at, 0, work.steps, group * apart + row, group * b_rows + column, pieces_apart, c)
+        own = scales.of(row, column, group * a_group, group * b_group) if c.staged else None
+        at = fetch(
+            a, b, ring, at, 0, work.steps, group * apart + row, group * b_rows + column, pieces_apart, c, own
+        )  # fmt: skip
         tile += gl.num_programs(0)
 
 
@@ -168,13 +177,18 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     while tile < work.count():
         tile += gl.num_programs(0)
         next_group, next_row, next_column = work.find(tile, c)
+        if c.staged:
+            own = scales.of(row, column, group * a_group, group * b_group)
+        else:
+            wide = gl.cast(group, gl.int64)
+            own = Scales(
+                scales.a + wide * a_group, scales.b + wide * b_group,
+                scales.a_row, scales.a_step, scales.b_row, scales.b_step,
+            )  # fmt: skip
         row += GROUP * c.rows
-        wide = gl.cast(group, gl.int64)
-        own = Scales(
-            scales.a + wide * a_group, scales.b + wide * b_group,
-            scales.a_row, scales.a_step, scales.b_row, scales.b_step,
-        )  # fmt: skip
-        if c.promoted:
+        if c.staged:
+            acc, other, at = staged_product(ring, at, 0, work.steps, own, c, GROUP)
+        elif c.promoted:
             acc, other, at = scaled_product(
                 ring, at, 0, work.steps, row, column, own, output.M, output.N, c, GROUP
             )
@@ -200,23 +214,44 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     a, b, out, scale_a, scale_b, out_scale, groups, rows, total, M, N, steps, section,
     a_group, a_row, a_step, b_group, b_row, b_step, c: gl.constexpr,
 ):  # fmt: skip
-    """Buffers and barriers, then the warp groups. out is (groups with memory of their own or 1, M, N)."""
+    """Buffers and barriers, then the warp groups. out is (groups with memory of their own or 1, M, N). Of scales
+    that are staged `scale_a` and `scale_b` are the maps.
+    """
     GROUPS: gl.constexpr = c.groups
-    ring = stages(a, b, c)
-    BUFFERS: gl.constexpr = [GROUPS, 64, c.columns] if c.quantized else [2 * GROUPS, 64, WIDE]
+    ring = stages(a, b, c, scale_a, scale_b)
+    BUFFERS: gl.constexpr = [GROUPS, 64, c.columns] if c.quantized else [c.buffers * GROUPS, 64, WIDE]
     buffers = gl.allocate_shared_memory(out.dtype, BUFFERS, out_layout(out.dtype, BUFFERS))
     work = Tiles(groups, rows, gl.load(total), (N + c.width - 1) // c.width, steps, section)
-    scales = Scales(scale_a, scale_b, a_row, a_step, b_row, b_step)
+    if c.staged:
+        zero = M * 0
+        # A gate's other factor begins with a block of its own.
+        apart = (N + 127) // 128 if c.gated else zero + 1
+        scales = StagedScales(
+            scale_a, scale_b, a_row, a_step, b_row, b_step, apart, zero, zero, zero, zero
+        )  # fmt: skip
+    else:
+        scales = Scales(scale_a, scale_b, a_row, a_step, b_row, b_step)
     output = GroupOutput(out, buffers, M * 0, out_scale, M, N)
-    gl.warp_specialize(
-        [
-            (_load, (a, b, ring, work, M, N, c)),
-            (_compute, (ring, work, scales, a_group, b_group, output, c, 0)),
-            (_compute, (ring, work, scales, a_group, b_group, output, c, 1)),
-        ][: GROUPS + 1],
-        [4, 4][:GROUPS],
-        [c.registers, c.registers][:GROUPS],
-    )
+    R: gl.constexpr = c.registers
+    if c.groups == 1:
+        gl.warp_specialize(
+            [
+                (_compute, (ring, work, scales, a_group, b_group, output, c, 0)),
+                (_load, (a, b, ring, work, scales, a_group, b_group, M, N, c)),
+            ],
+            [1],
+            [PRODUCER],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_compute, (ring, work, scales, a_group, b_group, output, c, 0)),
+                (_compute, (ring, work, scales, a_group, b_group, output, c, 1)),
+                (_load, (a, b, ring, work, scales, a_group, b_group, M, N, c)),
+            ],
+            [4, 1],
+            [R, PRODUCER],
+        )
 
 
 @gluon.constexpr_function
@@ -263,6 +298,10 @@ def multiply(
     """
     K, M, N = a.shape[-1], *out.shape[-2:]
     programs = min(multiprocessors(a), tiles.most * cdiv(N, schedule.width))
+    scales: list[torch.Tensor | TensorMap | None] = [scale_a, scale_b]
+    if schedule.promoted and scale_a is not None and scale_b is not None and stageable(scale_a, scale_b, "block"):
+        schedule = replace(schedule, staged=True)
+        scales = [_numbers(scale_a, schedule.a_scales), _numbers(scale_b, schedule.b_scales)]
     columns = schedule.columns if schedule.quantized else CHUNK
     shape = [out.shape.numel() // (M * N), M, N]
     target = TensorMap(
@@ -272,7 +311,7 @@ def multiply(
         launch(
             kernel, (kernel, a.device, a.dtype, out.dtype, schedule), programs,
             _tiles(a, schedule.rows, schedule.step), _tiles(b, schedule.columns, schedule.step), target,
-            *(out if x is None else x for x in (scale_a, scale_b, out_scale)),
+            *(out if x is None else x for x in (*scales, out_scale)),
             tiles.groups, tiles.rows, tiles.total,
             M, N, cdiv(K, schedule.step), section, *strides(scale_a), *strides(scale_b), schedule,
         )  # fmt: skip

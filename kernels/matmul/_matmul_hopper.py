@@ -1,9 +1,10 @@
 """Matrix products for Hopper (compute capability 9.0), in Gluon: out = A · Bᵀ with scales, a bias or a gate.
 
-One warp group, the producer, loads tiles of A and B through the tensor memory accelerator into a ring of stages.
-One to three others, the consumers, multiply 64 or 128 rows of the tile each and write them. Programs are
-persistent, one a multiprocessor, so that the producer loads the next tile while the consumers write this one.
-This is CUTLASS's "persistent cooperative" schedule, without clusters.
+One warp, the producer, loads tiles of A and B through the tensor memory accelerator into a ring of stages. One to
+three warp groups, the consumers, multiply 64 or 128 rows of the tile each and write them. Programs are persistent,
+one a multiprocessor, so that the producer loads the next tile while the consumers write this one. This is the
+"persistent cooperative" schedule of CUTLASS, without clusters. A producer of four warps would issue each of its
+instructions four times, beside those of the consumers.
 
 Barriers of a stage, all in shared memory:
 
@@ -55,6 +56,8 @@ TENSOR = gl.constexpr("tensor")
 ROW = gl.constexpr("row")
 GROUPED = gl.constexpr("group")
 TILED = gl.constexpr("tile")
+PRODUCER = gl.constexpr(24)
+"""Registers of a producer's thread."""
 
 
 @aggregate
@@ -184,8 +187,9 @@ class Scales:
 
 @aggregate
 class StagedScales:
-    """Scales in fp32 that come with the stages' tiles: maps of all numbers of A's and B's in a row, and how far
-    apart there those of two blocks and of two steps lie. Of single rows those of one step are neighbours.
+    """Scales in fp32 that come with the stages' tiles: maps of all numbers of A's and B's in a row, how far apart
+    there those of two blocks and of two steps lie, and blocks from a piece of B to the next. Of single rows those
+    of one step are neighbours. Of one tile, whose first row and column are given, and where its group's begin.
     """
 
     a: tma.tensor_descriptor
@@ -194,15 +198,60 @@ class StagedScales:
     a_step: gl.tensor
     b_row: gl.tensor
     b_step: gl.tensor
+    apart: gl.tensor
+    row: gl.tensor
+    column: gl.tensor
+    a_from: gl.tensor
+    b_from: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, a, b, a_row, a_step, b_row, b_step):  # type: ignore[no-untyped-def]  # as above
+    def __init__(  # type: ignore[no-untyped-def]  # as above
+        self, a, b, a_row, a_step, b_row, b_step, apart, row, column, a_from, b_from
+    ):
         self.a = a
         self.b = b
         self.a_row = a_row
         self.a_step = a_step
         self.b_row = b_row
         self.b_step = b_step
+        self.apart = apart
+        self.row = row
+        self.column = column
+        self.a_from = a_from
+        self.b_from = b_from
+
+    @gluon.jit
+    def of(self, row, column, a_from, b_from):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """The same for a tile."""
+        return StagedScales(
+            self.a,
+            self.b,
+            self.a_row,
+            self.a_step,
+            self.b_row,
+            self.b_step,
+            self.apart,
+            row,
+            column,
+            a_from,
+            b_from,
+        )
+
+    @gluon.jit
+    def a_place(self, k, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+        """Which of all numbers is the scale of a consumer's first row in step k."""
+        row = self.row + GROUP * c.rows
+        if c.scales == TILED:
+            row = row // 128 * self.a_row
+        return self.a_from + row + k * self.a_step
+
+    @gluon.jit
+    def b_place(self, k, c: gl.constexpr, PIECE: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+        """Which of all numbers is the scale of a piece's first column in step k."""
+        column = self.column
+        if c.scales != GROUPED:
+            column = (column // 128 + PIECE * self.apart) * self.b_row
+        return self.b_from + column + k * self.b_step
 
 
 @aggregate
@@ -241,6 +290,12 @@ def product_layout(columns, dtype):  # type: ignore[no-untyped-def]  # Triton's 
 
 
 @gluon.constexpr_function
+def plain_shared():  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of single numbers in a row."""
+    return gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
+
+
+@gluon.constexpr_function
 def words_layout():  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Of the 64 × 32 words that a warp group makes operands of: eight neighbouring ones of rows r and r + 8 a
     thread.
@@ -266,7 +321,7 @@ def stages(a, b, c: gl.constexpr, a_scales=None, b_scales=None):  # type: ignore
     empty = barriers(c.stages, c.groups)
     if c.staged:
         A_SCALES: gl.constexpr = [STAGES * c.groups, c.a_scales]
-        B_SCALES: gl.constexpr = [STAGES, c.b_scales]
+        B_SCALES: gl.constexpr = [STAGES * c.pieces, c.b_scales]
         a_numbers = gl.allocate_shared_memory(gl.float32, A_SCALES, a_scales.layout)
         b_numbers = gl.allocate_shared_memory(gl.float32, B_SCALES, b_scales.layout)
     else:
@@ -299,20 +354,18 @@ def fetch(  # type: ignore[no-untyped-def]  # Triton's types are its own
             full = ring.acquire(
                 at,
                 c.groups * (a.block_type.nbytes + scales.a.block_type.nbytes)
-                + b.block_type.nbytes
-                + scales.b.block_type.nbytes,
+                + c.pieces * (b.block_type.nbytes + scales.b.block_type.nbytes),
             )
             for i in gl.static_range(GROUPS):
+                first = scales.a_place(k, c, i)
                 if c.scales == TILED:
-                    first = _begin((row + i * c.rows) // 128 * scales.a_row + k * scales.a_step)
-                else:
-                    first = row + i * c.rows + k * scales.a_step
+                    first = _begin(first)
                 copy_in(scales.a, [first], full, ring.a_scales.index(at.stage * c.groups + i))
-            if c.scales == GROUPED:
-                first = column + k * scales.b_step
-            else:
-                first = _begin(column // 128 * scales.b_row + k * scales.b_step)
-            copy_in(scales.b, [first], full, ring.b_scales.index(at.stage))
+            for i in gl.static_range(PIECES):
+                first = scales.b_place(k, c, i)
+                if c.scales != GROUPED:
+                    first = _begin(first)
+                copy_in(scales.b, [first], full, ring.b_scales.index(at.stage * c.pieces + i))
         else:
             full = ring.acquire(at, c.groups * a.block_type.nbytes + PIECES * b.block_type.nbytes)
         for i in gl.static_range(GROUPS):
@@ -342,7 +395,8 @@ def load(a, b, ring, work, N, c: gl.constexpr, scales=None):  # type: ignore[no-
     while position < work.positions(c.shared):
         tile, begin, end = work.unit(position, c.shared)
         row, column = work.origin(tile, c)
-        at = fetch(a, b, ring, at, begin, end, row, column, pieces_apart, c, scales)
+        own = scales.of(row, column, tile * 0, tile * 0) if c.staged else None
+        at = fetch(a, b, ring, at, begin, end, row, column, pieces_apart, c, own)
         position += end - begin
 
 
@@ -490,40 +544,50 @@ def scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its ow
 
 @gluon.jit
 def _begun(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    ring, at, half: gl.constexpr, zero, c: gl.constexpr, GROUP: gl.constexpr, use_acc=False
+    ring,
+    at,
+    half: gl.constexpr,
+    zero,
+    c: gl.constexpr,
+    GROUP: gl.constexpr,
+    use_acc=False,
+    PIECE: gl.constexpr = 0,
 ):
     """A @ B.T of 64 of this consumer's rows and one step, on its way."""
-    a, b = _operands(ring, at, c, GROUP, 0)
+    a, b = _operands(ring, at, c, GROUP, PIECE)
     return warpgroup_mma(a.slice(64 * half, 64, 0), b, zero, use_acc=use_acc, is_async=True)
 
 
 @gluon.jit
-def _one(numbers, nth):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The number that was the one of all: among the first four that were copied."""
-    layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    four = numbers.slice(0, 4, 0).load(layout)
-    return gl.sum(gl.where(gl.arange(0, 4, layout) == nth % 4, four, 0.0), 0)
+def _one(lines, line, nth):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The number that was the one of all: among the first four of a line that was copied. Each thread loads it
+    alone; of four that are loaded it would take as many instructions to choose as a quarter of a step's additions.
+    """
+    LINES: gl.constexpr = lines.shape[0]
+    WIDTH: gl.constexpr = lines.shape[1]
+    singles = lines._reinterpret(gl.float32, [LINES * WIDTH, 1], plain_shared())
+    return gl.sum(singles.index(line * WIDTH + nth % 4).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
 
 @gluon.jit
 def _factors(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    ring, at, half: gl.constexpr, a_nth, b_nth, c: gl.constexpr, GROUP: gl.constexpr
+    ring, at, half: gl.constexpr, a_nth, b_nth, c: gl.constexpr, GROUP: gl.constexpr, PIECE: gl.constexpr = 0
 ):
     """(what each of 64 rows is to be multiplied by, what each column is or 1) of a stage; where a block has one
     scale it is the so-maniest of all.
     """
     layout: gl.constexpr = product_layout(c.columns, ring.a.dtype)
-    a = ring.a_scales.index(at.stage * c.groups + GROUP)
-    b = ring.b_scales.index(at.stage)
+    b_line = at.stage * c.pieces + PIECE
     if c.scales == TILED:
-        rows = _one(a, a_nth) * _one(b, b_nth)
+        rows = _one(ring.a_scales, at.stage * c.groups + GROUP, a_nth) * _one(ring.b_scales, b_line, b_nth)
         columns = 1.0
     else:
+        a = ring.a_scales.index(at.stage * c.groups + GROUP)
         rows = a.slice(64 * half, 64, 0).load(gl.SliceLayout(1, layout))
         if c.scales == GROUPED:
-            columns = b.load(gl.SliceLayout(0, layout))
+            columns = ring.b_scales.index(b_line).load(gl.SliceLayout(0, layout))
         else:
-            rows = rows * _one(b, b_nth)
+            rows = rows * _one(ring.b_scales, b_line, b_nth)
             columns = 1.0
     return rows, columns
 
@@ -550,11 +614,12 @@ def _added(acc, part, rows, columns, c: gl.constexpr):  # type: ignore[no-untype
 
 @gluon.jit
 def staged_product(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    ring, at, begin, end, row, column, scales, c: gl.constexpr, GROUP: gl.constexpr
+    ring, at, begin, end, scales, c: gl.constexpr, GROUP: gl.constexpr
 ):
     """As `scaled_product`, of steps whose scales lie in their stages. With `c.ahead` one step's sums are
     added up while the next step's products run; two steps a round of the loop, since what is on its way cannot
-    change its registers.
+    change its registers. Else scales are read before the products begin: what is read between the instructions
+    of a product holds the next ones up.
     """
     layout: gl.constexpr = product_layout(c.columns, ring.a.dtype)
     SHAPE: gl.constexpr = [64, c.columns]
@@ -562,8 +627,11 @@ def staged_product(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     acc = zero
     other = zero
     count = end - begin
-    a_nth = row // 128 * scales.a_row + begin * scales.a_step
-    b_nth = column // 128 * scales.b_row + begin * scales.b_step
+    LOWER: gl.constexpr = 1 if c.rows == 128 else 0
+    SECOND: gl.constexpr = 1 if c.pieces == 2 else 0
+    a_nth = scales.a_place(begin, c, GROUP)
+    b_nth = scales.b_place(begin, c, 0)
+    other_nth = scales.b_place(begin, c, SECOND)
     if c.ahead > 0:
         PAIRS: gl.constexpr = c.ahead // 2
         for _ in range(0, count // c.ahead):
@@ -592,29 +660,30 @@ def staged_product(  # type: ignore[no-untyped-def]  # Triton's types are its ow
                 acc = _added(acc, odd, rows, columns, c)
                 a_nth += scales.a_step
                 b_nth += scales.b_step
-    if c.rows == 128:
+    if c.doubled:
         # Products that might add to the sums before them get their registers: others there are none.
         never = count < 0
         part = zero
         for _ in range(0, count):
             ring.wait(at)
-            part = _begun(ring, at, 0, part, c, GROUP, never)
             rows, columns = _factors(ring, at, 0, a_nth, b_nth, c, GROUP)
+            other_rows, other_columns = _factors(ring, at, LOWER, a_nth, other_nth, c, GROUP, SECOND)
+            part = _begun(ring, at, 0, part, c, GROUP, never)
             part = warpgroup_mma_wait(0, deps=[part])
             acc = _added(acc, part, rows, columns, c)
-            part = _begun(ring, at, 1, part, c, GROUP, never)
-            rows, columns = _factors(ring, at, 1, a_nth, b_nth, c, GROUP)
+            part = _begun(ring, at, LOWER, part, c, GROUP, never, SECOND)
             part = warpgroup_mma_wait(0, deps=[part])
             ring.release(at)
-            other = _added(other, part, rows, columns, c)
+            other = _added(other, part, other_rows, other_columns, c)
             at = at.advanced()
             a_nth += scales.a_step
             b_nth += scales.b_step
+            other_nth += scales.b_step
     else:
         for _ in range(0, count % c.ahead if c.ahead > 0 else count):
             ring.wait(at)
-            part = _begun(ring, at, 0, zero, c, GROUP)
             rows, columns = _factors(ring, at, 0, a_nth, b_nth, c, GROUP)
+            part = _begun(ring, at, 0, zero, c, GROUP)
             part = warpgroup_mma_wait(0, deps=[part])
             ring.release(at)
             acc = _added(acc, part, rows, columns, c)
@@ -811,7 +880,8 @@ def _compute(ring, work, scales, output, c: gl.constexpr, GROUP: gl.constexpr): 
         row, column = work.origin(tile, c)
         row += GROUP * c.rows
         if c.staged:
-            acc, other, at = staged_product(ring, at, begin, end, row, column, scales, c, GROUP)
+            own = scales.of(row - GROUP * c.rows, column, tile * 0, tile * 0)
+            acc, other, at = staged_product(ring, at, begin, end, own, c, GROUP)
         elif c.promoted:
             acc, other, at = scaled_product(
                 ring, at, begin, end, row, column, scales, output.M, output.N, c, GROUP
@@ -850,18 +920,43 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
         (M + c.groups * c.rows - 1) // (c.groups * c.rows), (N + c.width - 1) // c.width, steps, dealt, section
     )
     scales = Scales(scale_a, scale_b, a_row, a_step, b_row, b_step)
-    staged = StagedScales(a_scales, b_scales, a_row, a_step, b_row, b_step) if c.staged else scales
+    if c.staged:
+        zero = M * 0
+        scales = StagedScales(
+            a_scales, b_scales, a_row, a_step, b_row, b_step, zero + 1, zero, zero, zero, zero
+        )  # fmt: skip
     output = Output(out, buffers, bias, partial, counter, M, N)
-    gl.warp_specialize(
-        [
-            (load, (a, b, ring, work, N, c, staged)),
-            (_compute, (ring, work, scales, output, c, 0)),
-            (_compute, (ring, work, scales, output, c, 1)),
-            (_compute, (ring, work, scales, output, c, 2)),
-        ][: GROUPS + 1],
-        [4, 4, 4][:GROUPS],
-        [c.registers, c.registers, c.registers][:GROUPS],
-    )
+    R: gl.constexpr = c.registers
+    if c.groups == 1:
+        gl.warp_specialize(
+            [
+                (_compute, (ring, work, scales, output, c, 0)),
+                (load, (a, b, ring, work, N, c, scales)),
+            ],
+            [1],
+            [PRODUCER],
+        )
+    elif c.groups == 2:
+        gl.warp_specialize(
+            [
+                (_compute, (ring, work, scales, output, c, 0)),
+                (_compute, (ring, work, scales, output, c, 1)),
+                (load, (a, b, ring, work, N, c, scales)),
+            ],
+            [4, 1],
+            [R, PRODUCER],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_compute, (ring, work, scales, output, c, 0)),
+                (_compute, (ring, work, scales, output, c, 1)),
+                (_compute, (ring, work, scales, output, c, 2)),
+                (load, (a, b, ring, work, N, c, scales)),
+            ],
+            [4, 4, 1],
+            [R, R, PRODUCER],
+        )
 
 
 _ELEMENTS = {
@@ -892,19 +987,21 @@ def _numbers(x: torch.Tensor, count: int) -> TensorMap:
 
 def stageable(scale_a: torch.Tensor, scale_b: torch.Tensor, scales: str) -> bool:
     """Whether scales can come with the stages' tiles: those of single rows lie column by column, those of each
-    step begin at 16 bytes.
+    step, and of each group if there are groups, begin at 16 bytes.
     """
     of_rows = [x for x, each in ((scale_a, scales != "tile"), (scale_b, scales == "group")) if each]
-    if any(x.stride(0) != 1 or (x.stride(1) % 4 and x.shape[1] > 1) for x in of_rows):
+    if any(x.stride(-2) != 1 or (x.stride(-1) % 4 and x.shape[-1] > 1) for x in of_rows):
+        return False
+    if any(x.dim() == 3 and x.stride(0) % 4 and x.shape[0] > 1 for x in of_rows):
         return False
     return scale_a.data_ptr() % 16 == 0 and scale_b.data_ptr() % 16 == 0
 
 
 def staged_copy(scale: torch.Tensor) -> torch.Tensor:
-    """Scales of rows (R, steps) column by column, each column at 16 bytes: they can be staged."""
-    R, steps = scale.shape
-    laid = torch.empty(steps, -(-R // 4) * 4, dtype=scale.dtype, device=scale.device).t()[:R]
-    return laid.copy_(scale)
+    """Scales of rows (…, R, steps) column by column, each column at 16 bytes: they can be staged."""
+    *groups, R, steps = scale.shape
+    laid = torch.empty(*groups, steps, -(-R // 4) * 4, dtype=scale.dtype, device=scale.device)
+    return laid.mT[..., :R, :].copy_(scale)
 
 
 def turned(x: torch.Tensor) -> bool:

@@ -102,6 +102,8 @@ def _launch(
         # The matrix units take 8-bit operands row by row only.
         a, weight = (in_rows_of_k(x) for x in (a, weight))
         if all(hopper.mapped(x) and not hopper.turned(x) for x in (a, weight, out)):
+            if recipe == "block" and M == 1:
+                recipe = "tile"  # one row has one scale a step, as a tile has, and needs no more of them in a row
             kind = {"block": PROMOTED, "tile": PROMOTED, "group": GROUPED}.get(recipe, FAST)
             stageable = kind == FAST or hopper.stageable(*scales, recipe)
             if not stageable and recipe != "tile" and copied(M, out.shape[1], K, multiprocessors(a)):

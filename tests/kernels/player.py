@@ -133,10 +133,13 @@ def stored(layout, B, H, S, D, generator):
 
 class Shared:
     def __init__(self, data):
-        self.data, self.dtype = data, data.dtype
+        self.data, self.dtype, self.shape = data, data.dtype, data.shape
 
     def index(self, i):
         return Shared(self.data[int(i)])
+
+    def _reinterpret(self, dtype, shape, layout):
+        return Shared(self.data.view(shape))
 
     def slice(self, start, length, dim=0):
         return Shared(self.data.narrow(dim, start, length))

@@ -18,6 +18,7 @@ from kernelmark.kernels.matmul._schedules import GroupedSchedule
 from kernelmark.suite.operators.moe import product_of
 
 from .player import Device, Pointer, Tiles, aggregate, nothing, number, play
+from .test_matmul_hopper import numbers as listed_numbers
 
 COUNTS = st.lists(st.one_of(st.just(0), st.integers(1, 300)), min_size=1, max_size=9)
 """Rows of groups, of which some are empty."""
@@ -112,12 +113,18 @@ def played(monkeypatch):
         monkeypatch,
         (dense, hopper),
         _tiles=flat,
+        _numbers=listed_numbers,
+        multiply_add=lambda x, y, z: x * y + z,
         product_layout=nothing,
+        plain_shared=nothing,
         thread_barrier=nothing,
         out_layout=nothing,
     )
     # What one module took from the other is what is played there.
-    for name in ("Scales", "clamped", "fetch", "product", "scaled_product", "stages", "write"):
+    for name in (
+        "Scales", "StagedScales", "clamped", "fetch", "product", "scaled_product", "staged_product", "stages",
+        "write", "_numbers",
+    ):  # fmt: skip
         monkeypatch.setattr(hopper, name, getattr(dense, name))
     return lambda programs: monkeypatch.setattr(hopper, "multiprocessors", lambda x: programs)
 
@@ -144,6 +151,8 @@ def given_for(schedule, a, E, N, K):
             "scale_a": drawn(*a.shape[:-1], steps),
             "scale_b": drawn(E, down * (2 if schedule.gated else 1), steps),
         }
+        if schedule.staged:
+            scales["scale_a"] = dense.staged_copy(scales["scale_a"])
         halves = zip(wide_b.split(N, 1), scales["scale_b"].split(down, 1), strict=True)
         wide_b = torch.cat([half * blocks(scale, N, K, 128) for half, scale in halves], 1)
         return b, scales, wide_a * blocks(scales["scale_a"], a.shape[-2], K, 1), wide_b
@@ -167,6 +176,10 @@ CHANGES = [
     {"scales": "block", "paired": True},
     {"scales": "block", "gated": True},
     {"scales": "block", "gated": True, "quantized": True},
+    {"scales": "block", "staged": True},
+    {"scales": "block", "staged": True, "paired": True, "buffers": 1},
+    {"scales": "block", "staged": True, "gated": True},
+    {"scales": "block", "staged": True, "gated": True, "quantized": True, "groups": 1},
     {"gated": True, "limit": 5.0},
     {"scales": "block", "gated": True, "quantized": True, "limit": 5.0},
 ]

@@ -62,7 +62,13 @@ def test_candidates_fit(kind, gated):
 
 @pytest.mark.parametrize(
     ("size", "copied"),
-    [((16, 4096, 16384), False), ((17, 4096, 1920), False), ((17, 4096, 1921), True), ((7001, 8192, 512), True)],
+    [
+        ((16, 4096, 16383), True),
+        ((16, 4096, 16256), False),
+        ((17, 4096, 1920), False),
+        ((17, 4096, 1921), True),
+        ((7001, 8192, 512), True),
+    ],
 )
 def test_scales_are_copied_for_long_products_alone(size, copied):
     assert dispatch.copied(*size, 132) == copied

@@ -46,6 +46,7 @@ def played(monkeypatch):
         _numbers=numbers,
         multiply_add=lambda x, y, z: x * y + z,
         product_layout=nothing,
+        plain_shared=nothing,
         thread_barrier=nothing,
     )
     return lambda programs: monkeypatch.setattr(hopper, "multiprocessors", lambda x: programs)
