@@ -613,6 +613,17 @@ def _added(acc, part, rows, columns, c: gl.constexpr):  # type: ignore[no-untype
 
 
 @gluon.jit
+def _release(ring, at, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """A consumer has read the stage. Where its scales are loaded while products run, and used after them, a load
+    may still be under way: it is ordered before what other threads store, but not before what the tensor memory
+    accelerator does. Else scales were multiplied with each other before the product began.
+    """
+    if c.scales == GROUPED or c.ahead > 0:
+        fence_async_shared()
+    ring.release(at)
+
+
+@gluon.jit
 def staged_product(  # type: ignore[no-untyped-def]  # Triton's types are its own
     ring, at, begin, end, scales, c: gl.constexpr, GROUP: gl.constexpr
 ):
@@ -643,7 +654,7 @@ def staged_product(  # type: ignore[no-untyped-def]  # Triton's types are its ow
                 odd = _begun(ring, following, 0, zero, c, GROUP)
                 rows, columns = _factors(ring, at, 0, a_nth, b_nth, c, GROUP)
                 even, odd = warpgroup_mma_wait(1, deps=[even, odd])
-                ring.release(at)
+                _release(ring, at, c)
                 acc = _added(acc, even, rows, columns, c)
                 at = following.advanced()
                 a_nth += scales.a_step
@@ -656,7 +667,7 @@ def staged_product(  # type: ignore[no-untyped-def]  # Triton's types are its ow
                 else:
                     rows, columns = _factors(ring, following, 0, a_nth, b_nth, c, GROUP)
                     odd = warpgroup_mma_wait(0, deps=[odd])
-                ring.release(following)
+                _release(ring, following, c)
                 acc = _added(acc, odd, rows, columns, c)
                 a_nth += scales.a_step
                 b_nth += scales.b_step
@@ -673,7 +684,7 @@ def staged_product(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             acc = _added(acc, part, rows, columns, c)
             part = _begun(ring, at, LOWER, part, c, GROUP, never, SECOND)
             part = warpgroup_mma_wait(0, deps=[part])
-            ring.release(at)
+            _release(ring, at, c)
             other = _added(other, part, other_rows, other_columns, c)
             at = at.advanced()
             a_nth += scales.a_step
@@ -685,7 +696,7 @@ def staged_product(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             rows, columns = _factors(ring, at, 0, a_nth, b_nth, c, GROUP)
             part = _begun(ring, at, 0, zero, c, GROUP)
             part = warpgroup_mma_wait(0, deps=[part])
-            ring.release(at)
+            _release(ring, at, c)
             acc = _added(acc, part, rows, columns, c)
             at = at.advanced()
             a_nth += scales.a_step

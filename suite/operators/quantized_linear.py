@@ -88,7 +88,9 @@ OPERATOR = Operator(
     name="quantized_linear",
     summary="RMSNorm or SwiGLU quantized to E4M3, then the product with an E4M3 weight",
     axes={"M": "tokens", "N": "columns of the output", "K": "columns of the activation"},
-    options={"activation": ("rms_norm", "swiglu"), "data": ("normal", "outliers")},
+    options={"activation": ("rms_norm", "swiglu"), "data": ("normal", "outliers"), "products": ("e4m3",)},
+    # Its limit is that of products of 8 bits, whatever its inputs are.
+    later={"products": "e4m3"},
     inputs=inputs,
     reference=reference,
     results=results,
