@@ -5,6 +5,8 @@ A case that does not end well is never one of these: it is a `Status` with a rea
 
 from __future__ import annotations
 
+import errno
+
 
 class KernelmarkError(Exception):
     """Base of what the command line prints as one message, without a traceback."""
@@ -40,6 +42,18 @@ def first_line(said: object, otherwise: str = "") -> str:
 def last_line(said: str, otherwise: str = "it said nothing") -> str:
     """The last line: a program that fails says there why."""
     return (said.strip().splitlines() or [otherwise])[-1]
+
+
+FAILING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+"""Numbers of errors of a disk that is full or broken."""
+
+
+def unwritable(what: str, error: OSError, instead: str) -> KernelmarkError:
+    """What cannot be written or deleted, why, and what to do `instead`. A folder that is closed to the user, or a
+    file where a folder is needed, is wrong input; a disk that is full or broken is not.
+    """
+    kind = HarnessError if error.errno in FAILING else InputError
+    return kind(f"{what}: {error.strerror or error}. {instead}")
 
 
 LONGEST_NAME = 100

@@ -59,6 +59,8 @@ class Home:
     def paths(self) -> dict[str, Path]:
         """The journals here by their runs' names, oldest first: names begin with the time."""
         found: dict[str, Path] = {}
+        if self.folder.is_file():
+            raise InputError(f"{self.folder} ({self.why}) is a file; name a folder, which need not exist yet.")
         try:
             for path in sorted(self.journals.iterdir() if self.journals.is_dir() else ()):
                 for ending in (".jsonl", ".jsonl.gz"):

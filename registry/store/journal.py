@@ -35,6 +35,10 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, bounds.OutOfBounds, Rec
 """What decoding raises for bytes that are no line: bad JSON, the wrong fields, not UTF-8."""
 
 
+NO_JOURNAL = "; not a kernelmark journal (`kernelmark import --format` takes other tools' results)"
+"""What is said of a file whose first line is no header."""
+
+
 class _Version(msgspec.Struct):
     schema_version: int | None = None
     kind: str | None = None
@@ -163,7 +167,8 @@ def _lines(file: BinaryIO, name: str, path: Path | None, lean: bool) -> Journal:
                 torn = True
                 break
             _check_version(raw, number, name)
-            raise InputError(f"{name}: line {number}: {_told(error)}") from None
+            other = "" if header is not None or _tells_header(raw) else NO_JOURNAL
+            raise InputError(f"{name}: line {number}: {_told(error)}{other}") from None
         if header is not None and isinstance(line, Record):
             # A run killed between writing a record and noting it may measure it again: the first one counts.
             row = (line.case.operator, line.case.name, line.implementation, line.cache)
@@ -249,10 +254,20 @@ def _check_version(line: bytes, number: int, name: str) -> None:
 
 
 def _version(line: bytes) -> int | None:
+    return _marked(line).schema_version
+
+
+def _tells_header(line: bytes) -> bool:
+    """Whether a line that is no valid header means to be one."""
+    return _marked(line).kind == "header"
+
+
+def _marked(line: bytes) -> _Version:
+    """What a line says of itself; nothing where it cannot be read."""
     try:
-        return msgspec.json.decode(line, type=_Version).schema_version
+        return msgspec.json.decode(line, type=_Version)
     except _UNREADABLE:
-        return None
+        return _Version()
 
 
 class Writer:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import HarnessError, InputError
+from ..errors import InputError, unwritable
 
 
 class Label(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -48,5 +48,7 @@ def change(folder: Path, run: str, **fields: Any) -> Label:
             fresh.write_bytes(msgspec.json.format(msgspec.json.encode(dict(sorted(kept.items()))), indent=2))
             os.replace(fresh, path)
     except OSError as error:
-        raise HarnessError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise unwritable(
+            f"{path} cannot be written", error, "Names, tags and notes need a folder open to you."
+        ) from None
     return label

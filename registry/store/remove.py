@@ -8,7 +8,7 @@ from pathlib import Path
 
 import filelock
 
-from ..errors import HarnessError, InputError
+from ..errors import InputError, unwritable
 from . import labels
 from .home import Home
 from .shards import shards_of
@@ -49,6 +49,7 @@ def remove(home: Home, run: str) -> None:
     except filelock.Timeout:
         raise InputError(f"run {run} is being measured; end that first.") from None
     except OSError as error:
-        raise HarnessError(f"run {run} cannot be deleted: {error.strerror or error}") from None
+        what = f"run {run} cannot be deleted from {home.folder}"
+        raise unwritable(what, error, "Delete it as a user who may write there.") from None
     if run in labels.read(home.folder):
         labels.change(home.folder, run, name=None, tags=(), note=None)

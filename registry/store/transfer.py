@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ..errors import HarnessError, InputError
+from ..errors import InputError, unwritable
 from .home import Home
 from .journal import content, parse, read
 from .shards import join as joined
@@ -74,7 +74,8 @@ def import_journal(path: Path, home: Home) -> str:
                 if there is not None and there != target:
                     there.unlink()  # the compressed beginning of what now stands beside it
     except OSError as error:
-        raise HarnessError(f"{home.folder} cannot be written: {error.strerror or error}") from None
+        elsewhere = "Choose another folder with KERNELMARK_HOME."
+        raise unwritable(f"{home.folder} cannot be written", error, elsewhere) from None
     return run
 
 
@@ -133,7 +134,7 @@ def export(home: Home, runs: Sequence[str], output: Path, *, force: bool = False
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _write(target, data)
         except OSError as error:
-            raise HarnessError(f"{target} cannot be written: {error.strerror or error}") from None
+            raise unwritable(f"{target} cannot be written", error, "Choose another place with --output.") from None
         out.append(target)
     return out
 

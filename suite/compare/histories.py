@@ -28,7 +28,10 @@ def stored_histories(home: Home, selection: Selection, device: str | None) -> li
         for name in selection.operators:
             Catalog.default().definition(name)  # a name that does not exist is another mistake
         of = f" of {', '.join(selection.operators)}" if selection.operators else ""
-        raise NoHistory(f"no run of a clean commit in {home.folder} has a time{of}")
+        raise NoHistory(
+            f"no run of a clean commit in {home.folder} has a time{of}: commit the checkout, then "
+            "`kernelmark run`. `kernelmark runs` lists what is there."
+        )
     commits = {str(entry.commit) for name in asked for entry, _ in found[name][0]}
     times = commit_times(commits)
     histories = [over_commits(found[name][0], name, times, found[name][1]) for name in asked]

@@ -90,3 +90,9 @@ def test_an_empty_home_says_how_to_make_a_run(home: Home) -> None:
 def test_a_path_that_is_not_there(filled: Home, asked: str) -> None:
     with pytest.raises(InputError, match="no journal at"):
         filled.find(asked)
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file; name a folder"):
+        Home(tmp_path / "file").find("latest")

@@ -150,7 +150,7 @@ def test_blank_lines_are_passed_over(literal: Any) -> None:
     assert len(parse(lines(literal) + b"\n  \n" + encode(literal.record())).records) == 1
 
 
-@pytest.mark.parametrize("text", [b"", b"\n", b"no newline", b"\n\n\n"])
+@pytest.mark.parametrize("text", [b"", b"\n", b"no newline", b"\n\n\n", b"root:x:0:0\n", b'{"times": [1.0]}\n'])
 def test_what_is_no_journal_is_said_to_be_none(text: bytes) -> None:
     with pytest.raises(InputError, match="not a kernelmark journal"):
         parse(text)

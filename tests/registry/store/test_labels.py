@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from kernelmark.registry.errors import HarnessError, InputError
+from kernelmark.registry.errors import InputError
 from kernelmark.registry.store import labels
 from kernelmark.registry.store.home import Home
 
@@ -36,5 +36,5 @@ def test_a_file_that_is_none(home: Home) -> None:
 def test_a_home_that_cannot_be_written(home: Home) -> None:
     home.folder.parent.mkdir(exist_ok=True)
     home.folder.write_text("a file")
-    with pytest.raises(HarnessError, match="cannot be written"):
+    with pytest.raises(InputError, match="cannot be written"):
         labels.change(home.folder, "a", note="x")
