@@ -7,7 +7,6 @@ shuffled order of its own.
 from __future__ import annotations
 
 import random
-import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
@@ -30,16 +29,14 @@ from ..registry.store.record import (
     Request,
     Status,
 )
-from . import worth
+from . import plan_file, worth
 from .catalog import Catalog
-from .definition import Grid, Option
 from .implementation import Implementation
 from .measure.stopping import Sampling, TimerName
 from .model import chosen
+from .plan_file import Cases, PlanFile, Worths
 from .system import System
 
-LARGEST = 4 << 20
-"""Characters of a plan file."""
 FILES = Path(__file__).with_name("plans")
 TIMED = ("30s", "5m", "30m")
 """Plans that end within the time that is their name, by leaving out what says least."""
@@ -47,111 +44,6 @@ LATEST: Mapping[str, str] = {"shapes": "shapes-1", "widths": "widths-2"}
 """Plans that are drawn by a rule and then frozen, under a number: the latest of each."""
 BUILTIN = ("quick", "standard", "full", *TIMED, *sorted((*LATEST, *(x.stem for x in FILES.glob("*.toml")))))
 """The first are made of the operators' grids (`LEVELS`), the others are the files of those names in `plans/`."""
-
-
-class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes drawn at random, the same by the same seed: `count` sets of one size of each axis.
-
-    `axes` are [smallest, largest] or [smallest, largest, multiple]. Sizes are uniform in their logarithm,
-    rounded down to the multiple.
-    """
-
-    count: int
-    seed: int
-    axes: dict[str, list[int]]
-
-    def __post_init__(self) -> None:
-        if not 0 < self.count <= 1000:
-            raise ValueError(f"count is {self.count}; 1 to 1000")
-        for axis, bounds in self.axes.items():
-            multiple = bounds[2] if len(bounds) == 3 else 1
-            if len(bounds) not in (2, 3) or not 0 < multiple <= bounds[0] <= bounds[1]:
-                raise ValueError(f"axis {axis} is {bounds}; [smallest, largest] or [smallest, largest, multiple]")
-
-    def sizes(self) -> list[dict[str, int]]:
-        """The sets. Only `random()` is asked, whose numbers Python promises to keep."""
-        generator = random.Random(self.seed)
-
-        def one(smallest: int, largest: int, multiple: int = 1) -> int:
-            size = int(smallest * (largest / smallest) ** generator.random())
-            return max(size // multiple, 1) * multiple
-
-        return [{axis: one(*bounds) for axis, bounds in self.axes.items()} for _ in range(self.count)]
-
-
-class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dtypes": "dtype", "passes": "pass"}):
-    """A `[[cases]]` table of a plan file: an operator and a grid over its axes and options, for each set of sizes
-    that is `random` if there is one.
-
-    `implementations` are the names or providers that these cases are for, without it all but those that are
-    measured on request; less those of `without`.
-    `models` are those whose calls these cases are; `calls` says how many a step of a captured program makes.
-    """
-
-    operator: str
-    axes: dict[str, int | list[int]] = {}
-    random: Drawn | None = None
-    options: dict[str, Option | list[Option]] = {}
-    dtypes: list[str] | str = "bf16"
-    passes: list[Pass] | Pass = "forward"
-    implementations: list[str] = []
-    without: list[str] = []
-    models: list[str] = []
-    calls: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.calls < 1e9:
-            raise ValueError(f"calls is {self.calls:g}; how often a step makes the call")
-
-    def grids(self) -> list[Grid]:
-        """The grid part: one, or one for each set of sizes drawn."""
-        sets = [{}] if self.random is None else self.random.sizes()
-        return [Grid({**self.axes, **sizes}, self.options, self.dtypes, self.passes) for sizes in sets]
-
-
-class Worths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A `[[worth]]` table of a plan file: a model's step by each of the `bases`, systems that need no file, with
-    one part exchanged at a time, and the same calls alone.
-
-    `parts` and `implementations` narrow what is exchanged and what is put in; `nulls` exchanges each part with
-    itself too.
-    """
-
-    model: str
-    axes: dict[str, int]
-    options: dict[str, Option] = {}
-    dtype: str = "bf16"
-    bases: tuple[str, ...] = ("torch_compile_blocks",)
-    parts: list[str] = []
-    implementations: list[str] = []
-    nulls: bool = False
-
-
-class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The `[program]` table of a captured plan: how long a step took, of which cases have the `calls`."""
-
-    step_ms: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.step_ms < 1e9:
-            raise ValueError(f"step_ms is {self.step_ms:g}; above 0")
-
-
-class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan as a TOML file gives it; everything but its cases, or what they are worth, has a default. `peers` are
-    by operator the implementations without which nothing is said of it as a whole.
-    """
-
-    cases: list[Cases] = []
-    worth: list[Worths] = []
-    systems: list[System] = []
-    peers: dict[str, list[str]] = {}
-    program: Program | None = None
-    replicates: int = 5
-    cache: list[Cache] | Cache = "cold"
-    deadline_s: float = 120.0
-    budget_s: float | None = None
-    sampling: Sampling = Sampling()
 
 
 @dataclass(frozen=True)
@@ -462,7 +354,7 @@ def _file(path: Path, catalog: Catalog, device: DeviceKind) -> Plan:
                 raise unknown("plan", str(path), [*BUILTIN, "a .toml file"])
             raise InputError(f"no plan file at {name}.")
         with open(path, encoding="utf-8") as file:
-            text = file.read(LARGEST + 1)
+            text = file.read(plan_file.LARGEST + 1)
     except (OSError, ValueError) as error:  # no UTF-8, a name that no file has
         raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
@@ -471,30 +363,9 @@ def _file(path: Path, catalog: Catalog, device: DeviceKind) -> Plan:
         raise InputError(f"{name}: {error}") from None
 
 
-def _words(table: type[msgspec.Struct]) -> str:
-    """What a table of a plan file may say."""
-    return ", ".join(x.encode_name for x in msgspec.structs.fields(table))
-
-
 def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -> Plan:
     """A plan from the text of a plan file. What is exchanged for its worth is what the device can run."""
-    try:
-        if len(text) > LARGEST:
-            raise ValueError(f"more than {LARGEST >> 20} MiB")
-        file = msgspec.convert(tomllib.loads(text), PlanFile)
-    except (msgspec.ValidationError, ValueError, RecursionError) as error:  # TOML's errors are ValueErrors
-        said = "nested too deep" if isinstance(error, RecursionError) else str(error)[:1000]
-        if isinstance(error, msgspec.ValidationError):
-            said = f"{said}. A plan takes {_words(PlanFile)}; a case {_words(Cases)}; worth {_words(Worths)}."
-        raise InputError(f"not a valid plan: {said}") from None
-    if file.replicates < 1:
-        raise InputError(f"replicates is {file.replicates}; at least 1.")
-    if not file.deadline_s > 0:
-        raise InputError(f"deadline_s is {file.deadline_s:g}; above 0.")
-    if file.budget_s is not None and not file.budget_s > 0:
-        raise InputError(f"budget_s is {file.budget_s:g}; above 0.")
-    if not file.cache:
-        raise InputError("cache is empty; cold, hot or both.")
+    file = plan_file.read(text)
     catalog = catalog.with_systems(file.systems)
     cases = []
     named: dict[str, list[tuple[str, ...]]] = {}

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.kernels.matmul import _dispatch as dispatch
-from kernelmark.suite.plan import Drawn
+from kernelmark.suite.plan_file import Drawn
 
 from .tune_matmul import description
 

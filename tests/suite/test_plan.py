@@ -17,7 +17,8 @@ from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.implementation import Implementation
 from kernelmark.suite.measure.stopping import Sampling
-from kernelmark.suite.plan import Cell, Drawn, order
+from kernelmark.suite.plan import Cell, order
+from kernelmark.suite.plan_file import Drawn
 
 OWN = Catalog.default()
 
@@ -344,15 +345,20 @@ WRONG = {
     .replace("B = 1, S = 2, D = 4", "M = 1, N = 2"): "unknown pass of fp8_quant 'backward'. Known: forward.",
     "replicates = 0\n" + case(""): "replicates is 0; at least 1.",
     "deadline_s = 0\n" + case(""): "deadline_s is 0; above 0.",
-    "cache = 'warm'\n" + case(""): "Invalid enum value 'warm' - at `$.cache`",
+    "cache = 'warm'\n" + case(""): "Invalid enum value 'warm' - at `$.cache`. Known: cold, hot.",
     "cache = []\n" + case(""): "cache is empty; cold, hot or both.",
     "cases = []": "a plan needs at least one [[cases]] or [[worth]] table.",
     "": "a plan needs at least one [[cases]] or [[worth]] table.",
     case(
         "dtypes = 'bf16'"
-    ): "A plan takes cases, worth, systems, peers, program, replicates, cache, deadline_s, budget_s, sampling; a "
-    "case operator, axes, random, options, dtype, pass, implementations, without, models, calls; worth model, "
-    "axes, options, dtype, bases, parts, implementations, nulls.",
+    ): "unknown field `dtypes` - at `$.cases[0]`. Did you mean `dtype`? [[cases]] takes operator, axes, random, "
+    "options, dtype, pass, implementations, without, models, calls.",
+    "replicats = 3\n"
+    + case(""): "unknown field `replicats`. Did you mean `replicates`? A plan takes cases, worth, "
+    "systems, peers, program, replicates, cache, deadline_s, budget_s, sampling.",
+    "[[cases]]\naxes = { B = 1 }\n": "missing required field `operator` - at `$.cases[0]`. [[cases]] takes ",
+    "[sampling]\nsamples = 5\n" + case(""): "unknown field `samples` - at `$.sampling`. ",
+    case("pass = 'back'"): "Invalid enum value 'back' - at `$.cases[0].pass`. Known: forward, backward, ",
     "[[cases]\n": "not a valid plan: ",
     "[sampling]\nmin_samples = 5\nmax_samples = 4\n"
     + case(""): "min_samples must be at least 1 and at most max_samples",
