@@ -14,9 +14,9 @@ from ...registry.store.home import Home
 from ...registry.store.journal import read
 from ...registry.store.transfer import whole_lines
 from . import names
-from .choosing import choosing, shared
+from .choosing import asked_for, choosing, shared
 from .container_options import build_options, options, tell
-from .run import asked_for, present, writable
+from .results import present, writable
 
 if TYPE_CHECKING:
     from ...registry.store.record import Status

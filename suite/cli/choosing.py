@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 
 from ...registry.store.record import Pass, Status
 from ..choice import Choice
@@ -131,3 +132,11 @@ def shared(*options: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return command
 
     return decorate
+
+
+def asked_for(
+    ctx: click.Context, but: Sequence[str], source: ParameterSource = ParameterSource.COMMANDLINE
+) -> list[str]:
+    """The options that stand on the command line, or come from another source: defaults of the user's are one."""
+    given = [x for x in ctx.command.params if x.name not in but]
+    return [x.opts[0] for x in given if ctx.get_parameter_source(str(x.name)) is source]

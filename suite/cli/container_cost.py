@@ -16,7 +16,7 @@ from ..run.fingerprint import device_named
 from . import names
 from .choosing import WHAT, choosing, shared
 from .container_options import build_options, options, tell
-from .run import writable
+from .results import writable
 from .values import Duration
 
 

@@ -15,7 +15,7 @@ from ...registry.escape import plain
 from ...registry.store.home import Home
 from . import names
 from .choosing import WHAT, choosing, shared
-from .run import present, writable
+from .results import present, writable
 
 if TYPE_CHECKING:
     from ..choice import Choice
@@ -213,7 +213,7 @@ def _verdicts(order: Order, home: Home, everything: bool = False, as_json: bool 
     """Shows the verdicts of all shards, and ends with their exit code."""
     from ..fleet.collect import reports
     from ..fleet.comparison import join
-    from .regression import Shown, show
+    from .verdicts import Shown, show
 
     report = join({shard: x for shard, (_, x) in reports(order, home).items()})
     show(report, Shown(everything, as_json, None, None, None, no_registry=True))

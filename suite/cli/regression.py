@@ -18,8 +18,9 @@ from ...registry.errors import InputError, KernelmarkError
 from ...registry.figures import counted
 from ...registry.store.home import Home
 from . import names, run_command
-from .run import writable
+from .results import writable
 from .values import Duration, Share
+from .verdicts import Shown, show
 
 if TYPE_CHECKING:
     from ...registry.detection.comparison import Options
@@ -37,8 +38,6 @@ RUN = "run:"
 """Before a run's name in the place of a revision."""
 EXPLAINING = 0.4
 """Share of the budget that is kept for --attribute and --bisect: to decide noisy rows could use up all of it."""
-FEW = 10
-"""Up to so many rows there is nothing to fold."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +49,6 @@ class Narrowed:
     implementations: tuple[str, ...]
     shard: str | None
     device: str | None
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Where the result goes."""
-
-    everything: bool
-    as_json: bool
-    markdown: Path | None
-    junit: Path | None
-    html: Path | None
-    no_registry: bool
 
 
 @dataclass(frozen=True)
@@ -374,34 +361,6 @@ def _limits(fail_above: float, warn_above: float | None, apart: bool = False) ->
 def _tell(text: str) -> None:
     """Progress and remarks; standard output is for the result."""
     click.echo(text, err=True)
-
-
-def show(report: ComparisonReport, asked: Shown) -> None:
-    """The result to where it was asked for: files, JSON, the terminal."""
-    from ...registry.detection import verdict_output, verdict_text
-    from ...registry.views.verdict_page import render_verdict
-
-    files = (
-        (asked.markdown, verdict_text.to_markdown),
-        (asked.junit, verdict_output.to_junit),
-        (asked.html, render_verdict),
-    )
-    for path, render in files:
-        if path is not None:
-            try:
-                path.write_text(render(report), encoding="utf-8")
-            except OSError as error:
-                raise InputError(f"{path} cannot be written: {error.strerror}.") from None
-    if asked.as_json:
-        text = msgspec.json.encode(verdict_output.to_json(report))
-        click.echo(msgspec.json.format(text, indent=2))
-        return
-    from ...registry.views import table
-    from ...registry.views.verdict_table import verdict_table
-
-    everything = asked.everything or len(report.progress.verdicts) <= FEW
-    told = map(table.line, verdict_text.explanations(report))
-    table.show([*verdict_table(report, everything), *told])
 
 
 def _metrics(operators: Collection[str]) -> Iterator[Metric]:

@@ -6,8 +6,8 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,9 @@ from ..plan import Cell, Plan
 from ..run import supervisor
 from ..run.fingerprint import device_named
 from ..run.forkserver import ForkServers
-from . import mute, names
-from .choosing import HOW, WHAT, choosing, shared
+from . import names
+from .choosing import HOW, WHAT, asked_for, choosing, shared
+from .results import heard, present, tell, writable
 
 if TYPE_CHECKING:
     from ...registry.views.table import Table
@@ -104,17 +105,7 @@ def command_run(
     if not dry_run:
         writable(home)
     if parallel:
-        if gpus is None:
-            raise InputError("--parallel needs --gpus: one shard of the plan on each of them.")
-        known = (*WHAT, *HOW, "seed", "control", "device", "parallel", "gpus", "output", *AFTER)
-        if asked := asked_for(ctx, but=known):
-            raise InputError(f"--parallel cuts the plan itself, and does not go on: leave {', '.join(asked)} out.")
-        if ignored := asked_for(ctx, but=known, source=ParameterSource.DEFAULT_MAP):
-            _tell(f"--parallel does without these defaults of your configuration: {', '.join(ignored)}", err=True)
-        from .fleet import run_parallel
-
-        made = run_parallel(home, gpus, device, choice, seed=seed, control=control)
-        journal = home.load(made)
+        journal = home.load(_side_by_side(ctx, home, gpus, device, choice, seed, control))
         _after(journal, home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
         return
     servers = ForkServers(compiler=True)
@@ -132,31 +123,17 @@ def command_run(
             loaded = choice.load(catalog, chosen)
             worlds = tuple(sorted({x.world for x in loaded.cases}))
             part = None if shard is None else shards.parse(shard)
-            if part is not None:
-                if name is None or seed is None:
-                    raise InputError("--shard needs --run NAME and --seed N, the same for all shards of the run.")
-                cells = choice.cells(loaded, catalog, chosen)
-                loaded = shards.cut(shards.measured(loaded, cells), cells, part, control)
-            elif control is not None:
-                raise InputError("--control is the case that all shards have; it needs --shard.")
-            cells = choice.cells(loaded, catalog, chosen)
+            loaded = _cut(loaded, choice, catalog, chosen, part, control, complete=None not in (name, seed))
             limit_s = loaded.budget_s if budget is None else budget
-            if limit_s is not None or dry_run:
-                cost = estimate(loaded.sampling, known_of(home, chosen), chosen)
-                kept = cells
-                if limit_s is not None:
-                    kept = budgets.fit(cells, loaded.replicates, limit_s, cost, control)
-                left_out = budgets.without(cells, kept)
-                loaded, cells = budgets.narrowed(loaded, kept), kept
-                if dry_run:
-                    likely_s = budgets.seconds(cells, loaded.replicates, cost)
-                    _dry(loaded, cells, left_out, chosen, likely_s, limit_s)
-                    return
-                if left_out:
-                    _tell(f"no time within {seconds(limit_s)} for {_named(left_out)}", err=True)
+            fitted = _within(limit_s, loaded, choice, catalog, home, chosen, control, likely=dry_run)
+            if dry_run:
+                _dry(fitted, chosen, limit_s)
+                return
+            if fitted.left_out and limit_s is not None:
+                tell(f"no time within {seconds(limit_s)} for {_named(fitted.left_out)}", err=True)
             run = supervisor.Run(
-                plan=loaded,
-                cells=cells,
+                plan=fitted.plan,
+                cells=fitted.cells,
                 name=supervisor.new_run() if name is None else checked_run(name),
                 request=Request(shard=part, note=note, partner=NOBODY if side else None, control=control),
                 catalog=catalog,
@@ -172,21 +149,97 @@ def command_run(
         if run.past is None and run.path.exists():
             raise InputError(f"run {run.name} is here already; go on with it by --resume, or take another name.")
         path = run.execute()
-    _heard(lambda: None)
+    _tell_unmeasured(run)
+    if run.request.shard is not None:
+        if missing := join(home, run.name):
+            tell(f"not here yet: shards {', '.join(missing)}; `kernelmark import` joins them to this run")
+        path = home.journal(run.name)
+    _after(read(path), home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
+
+
+def _side_by_side(
+    ctx: click.Context,
+    home: Home,
+    gpus: str | None,
+    device: str | None,
+    choice: Choice,
+    seed: int | None,
+    control: str | None,
+) -> str:
+    """--parallel: the whole run's name, whose shards were measured on one GPU each."""
+    if gpus is None:
+        raise InputError("--parallel needs --gpus: one shard of the plan on each of them.")
+    known = (*WHAT, *HOW, "seed", "control", "device", "parallel", "gpus", "output", *AFTER)
+    if asked := asked_for(ctx, but=known):
+        raise InputError(f"--parallel cuts the plan itself, and does not go on: leave {', '.join(asked)} out.")
+    if ignored := asked_for(ctx, but=known, source=ParameterSource.DEFAULT_MAP):
+        tell(f"--parallel does without these defaults of your configuration: {', '.join(ignored)}", err=True)
+    from .fleet import run_parallel
+
+    return run_parallel(home, gpus, device, choice, seed=seed, control=control)
+
+
+def _cut(
+    plan: Plan,
+    choice: Choice,
+    catalog: Catalog,
+    device: DeviceKind,
+    shard: tuple[int, int] | None,
+    control: str | None,
+    complete: bool,
+) -> Plan:
+    """The plan, or that of one shard, for which name and seed must be given too (`complete`)."""
+    if shard is None:
+        if control is not None:
+            raise InputError("--control is the case that all shards have; it needs --shard.")
+        return plan
+    if not complete:
+        raise InputError("--shard needs --run NAME and --seed N, the same for all shards of the run.")
+    cells = choice.cells(plan, catalog, device)
+    return shards.cut(shards.measured(plan, cells), cells, shard, control)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a budget is likely to suffice for; `likely_s` seconds, where that was asked."""
+
+    plan: Plan
+    cells: tuple[Cell, ...]
+    left_out: tuple[Cell, ...] = ()
+    likely_s: float = math.nan
+
+
+def _within(
+    limit_s: float | None,
+    plan: Plan,
+    choice: Choice,
+    catalog: Catalog,
+    home: Home,
+    device: DeviceKind,
+    control: str | None,
+    likely: bool,
+) -> Fitted:
+    """The plan's cells, of which a limit leaves out what says least."""
+    cells = choice.cells(plan, catalog, device)
+    if limit_s is None and not likely:
+        return Fitted(plan, cells)
+    cost = estimate(plan.sampling, known_of(home, device), device)
+    kept = cells if limit_s is None else budgets.fit(cells, plan.replicates, limit_s, cost, control)
+    likely_s = budgets.seconds(kept, plan.replicates, cost)
+    return Fitted(budgets.narrowed(plan, kept), kept, budgets.without(cells, kept), likely_s)
+
+
+def _tell_unmeasured(run: supervisor.Run) -> None:
+    """What a run had no time for, and how to go on with it."""
+    heard(lambda: None)
     if run.ran_out:
         unseen = f": nothing of {_named(run.unmeasured)}" if run.unmeasured else ""
-        _tell(f"the budget ended before all was measured{unseen}; go on with: {run.again}", err=True)
+        tell(f"the budget ended before all was measured{unseen}; go on with: {run.again}", err=True)
     if run.left_out:
-        _tell(
+        tell(
             f"to end in time later replicates were left without {_named(run.left_out)}; go on with: {run.again}",
             err=True,
         )
-    if run.request.shard is not None:
-        missing = join(home, run.name)
-        if missing:
-            _tell(f"not here yet: shards {', '.join(missing)}; `kernelmark import` joins them to this run")
-        path = home.journal(run.name)
-    _after(read(path), home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
 
 
 def _after(
@@ -206,51 +259,36 @@ def _after(
         from ...registry.views.table import show
         from ...registry.views.tables import run_table
 
-        _heard(lambda: show(run_table(journal)))
+        heard(lambda: show(run_table(journal)))
     elif not journal_only:
         present(journal, home, report=not no_report)
     if failed := [x for x in rows(journal) if x.status in fail_on]:
         kinds = ", ".join(dict.fromkeys(x.status.replace("_", " ") for x in failed))
-        _tell(f"--fail-on: {counted(len(failed), 'row')} {kinds}", err=True)
+        tell(f"--fail-on: {counted(len(failed), 'row')} {kinds}", err=True)
         sys.exit(1)
     if validate:
         from .validate import shown
 
         sys.exit(shown(journal))
     if ci and (wrong := [x for x in rows(journal) if x.provider == PROVIDER and x.status in WRONG]):
-        _tell(f"not right: {', '.join(str(x.identity) for x in wrong)}", err=True)
+        tell(f"not right: {', '.join(str(x.identity) for x in wrong)}", err=True)
         sys.exit(1)
 
 
-def asked_for(
-    ctx: click.Context, but: Sequence[str], source: ParameterSource = ParameterSource.COMMANDLINE
-) -> list[str]:
-    """The options that stand on the command line, or come from another source: defaults of the user's are one."""
-    given = [x for x in ctx.command.params if x.name not in but]
-    return [x.opts[0] for x in given if ctx.get_parameter_source(str(x.name)) is source]
-
-
-def _dry(
-    plan: Plan,
-    cells: Sequence[Cell],
-    left_out: Sequence[Cell],
-    device: DeviceKind,
-    likely_s: float,
-    limit_s: float | None,
-) -> None:
+def _dry(fitted: Fitted, device: DeviceKind, limit_s: float | None) -> None:
     """What would be measured, what of it cannot run here, and what the budget leaves no time for."""
     from ...registry.views.table import Block, line, show
 
-    absent = sum(x.implementation.unavailable(device) is not None for x in cells)
+    absent = sum(x.implementation.unavailable(device) is not None for x in fitted.cells)
     cannot = f" ({absent} marked * cannot run here)" if absent else ""
-    made = f"{counted(len(cells), 'row')}{cannot}, {counted(plan.replicates, 'replicate')}"
-    likely = f"likely {seconds(likely_s)}"
-    if limit_s is not None and likely_s > limit_s:
+    made = f"{counted(len(fitted.cells), 'row')}{cannot}, {counted(fitted.plan.replicates, 'replicate')}"
+    likely = f"likely {seconds(fitted.likely_s)}"
+    if limit_s is not None and fitted.likely_s > limit_s:
         likely += f", more than the {seconds(limit_s)} after which it ends; what is not reached then is named"
-    told = line(f"plan {plan.name}: {made}; {likely}. Nothing was measured.")
-    page: list[Block] = [_cells("", cells, device)]
-    if left_out:
-        page += [line(""), _cells("Left out", left_out, device)]
+    told = line(f"plan {fitted.plan.name}: {made}; {likely}. Nothing was measured.")
+    page: list[Block] = [_cells("", fitted.cells, device)]
+    if fitted.left_out:
+        page += [line(""), _cells("Left out", fitted.left_out, device)]
     show([*page, told])
 
 
@@ -292,72 +330,3 @@ def _gpus(text: str | None, device: str) -> tuple[int, ...]:
     from ..container.gpus import chosen
 
     return chosen(text)
-
-
-def writable(home: Home) -> None:
-    """Raises `InputError` if no results can be written there."""
-    try:
-        home.journals.mkdir(parents=True, exist_ok=True)
-        probe = home.journals / f".probe-{secrets.token_hex(4)}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise InputError(
-            f"results cannot be written to {home.folder}: {error.strerror}. "
-            f"Choose another folder with --output or KERNELMARK_HOME."
-        ) from None
-
-
-def present(journal: Journal, home: Home, report: bool) -> None:
-    """After a run: the table, how time was spent, the report, the registry.
-
-    Where the output cannot be written all else is done the same.
-    """
-    from ...registry.views.table import show
-    from ...registry.views.tables import run_table
-
-    _heard(lambda: show(run_table(journal)))
-    _tell(f"run       {journal.header.run}")
-    _tell(f"journal   {journal.path}")
-    if report:
-        _report(journal, home)
-    _record(journal, home)
-
-
-def _heard(show: Callable[[], object]) -> None:
-    """Shows something; a reader that went away, or a full disk behind the output, is no failure of the run."""
-    try:
-        show()
-        sys.stdout.flush()
-    except OSError:
-        mute()
-
-
-def _tell(line: str, err: bool = False) -> None:
-    _heard(lambda: click.echo(line, err=err))
-
-
-def _report(journal: Journal, home: Home) -> None:
-    from .report import write_report
-
-    try:
-        _tell(f"report    {write_report([journal], home)}")
-    except InputError as error:  # no page is no reason to lose the rest
-        _tell(f"report    not written: {error}")
-
-
-def _record(journal: Journal, home: Home) -> None:
-    """Into the registry, where there is one; the journal is safe either way."""
-    if find_spec("mlflow") is None:
-        _tell("registry  not filled: MLflow is not installed here; import the journal where it is")
-        return
-    from ...registry.tracking.store import StoreError
-    from .transfer import fill
-
-    try:
-        done = fill(home, [journal.header.run])
-    except StoreError as error:
-        _tell(f"registry  not filled: {error}", err=True)
-        return
-    for x in done.ingested:
-        _tell(f"registry  {counted(x.created, 'row')} recorded; look with: kernelmark ui")

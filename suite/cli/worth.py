@@ -14,7 +14,7 @@ from ..catalog import Catalog
 from ..run import explaining, supervisor
 from ..run.fingerprint import device_named
 from . import names
-from .run import present, writable
+from .results import present, writable
 
 
 @click.command("worth")
