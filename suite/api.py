@@ -44,7 +44,7 @@ from .measure.device import Device, opened
 from .measure.stopping import Sampling
 from .memory import MemoryProfiler
 from .plan import Cell
-from .run import fingerprint, worker
+from .run import fingerprint, messages, worker
 from .run.progress import watched
 from .run.supervisor import Listener, new_run
 
@@ -190,21 +190,21 @@ class Runner:
     def _replicate(
         self, device: Device, cells: Sequence[Cell], replicate: int, seed: int, listener: Listener
     ) -> list[Record]:
-        task = worker.Task(
+        task = messages.Task(
             device=device.kind,
             seed=seed,
             replicate=replicate,
-            cells=tuple(worker.TaskCell(i, x.case, x.implementation.name, x.cache) for i, x in enumerate(cells)),
+            cells=tuple(messages.TaskCell(i, x.case, x.implementation.name, x.cache) for i, x in enumerate(cells)),
             sampling=self.sampling,
             ceilings=False,
         )
         records: list[Record] = []
 
-        def keep(message: worker.Message) -> None:
+        def keep(message: messages.Message) -> None:
             match message:
-                case worker.Stage(name=name, index=index):
+                case messages.Stage(name=name, index=index):
                     listener.stage(replicate, name, None if index is None else cells[index])
-                case worker.Result(index=index):
+                case messages.Result(index=index):
                     made = cells[index].record(
                         replicate, index, message.status, message.reason, message.measurement, message.spent_s
                     )

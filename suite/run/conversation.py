@@ -13,7 +13,7 @@ import math
 
 from ...registry.store.metric import LATENCY
 from ...registry.store.record import Measurement
-from .worker import CeilingDone, Done, Facts, Message, Result, Stage, Task
+from .messages import CeilingDone, Done, Facts, Message, Result, Stage, Task
 
 PROGRAM = "program"
 SLACK_S = 1.0

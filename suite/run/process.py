@@ -21,7 +21,8 @@ import msgspec
 from ...registry.errors import HarnessError
 from ...registry.store.record import Status
 from .forkserver import Forked, ForkServer
-from .worker import Message, Task, environment
+from .messages import Message, Task
+from .worker import environment
 
 END_S = 10.0
 """How long a worker that is asked to end may take for it; one of Python alone takes no time."""

@@ -50,10 +50,11 @@ from ..plan import NOTHING, Cell, Plan, order, parameters
 from . import fingerprint
 from .conversation import PROGRAM, Conversation, OutOfTurn
 from .forkserver import ForkServers
+from .messages import RANKS, CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
 from .pace import LASTING
 from .peaks import least_ms
 from .process import Garbled, OutOfTime, Worker
-from .worker import RANKS, CeilingDone, Done, Facts, Result, Stage, Task, TaskCell, ranks_of
+from .worker import ranks_of
 
 WORKERS = "workers"
 """In a header's environment: how its workers began, where that is not from nothing."""

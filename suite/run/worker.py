@@ -3,7 +3,7 @@
 The worker may be killed at any moment; whoever reads the pipe has all that was finished. It ends by itself
 when its parent goes away, and after an error that leaves the CUDA context unusable.
 
-Messages, one JSON object a line: `facts`, `stage`, `ceiling`, `result`, `done`.
+What is asked and said is in `messages`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 import msgspec
 
@@ -27,11 +27,7 @@ from ...registry.errors import first_line
 from ...registry.store.record import (
     PROVIDER,
     YARDSTICK,
-    Cache,
     Case,
-    Ceiling,
-    DeviceKind,
-    Measurement,
     Scalar,
     Status,
 )
@@ -44,12 +40,11 @@ from ..measure.pristine import Pristine
 from ..measure.ranks import Follower, Lost, Place, Ranks, join
 from ..measure.session import Session
 from ..measure.stages import Stages, Trial
-from ..measure.stopping import Sampling
 from ..measure.verify import Incorrect, Unavailable
 from ..measure.workbench import Workbench, seed_of
 from ..operator import Operator
-from ..system import System
 from ..workload import Workload
+from .messages import RANKS, CeilingDone, Done, Facts, Message, Result, Stage, Task, TaskCell
 
 STARTER = "KERNELMARK_STARTER"
 """The environment variable with the process id of who started a worker."""
@@ -57,86 +52,6 @@ BROKEN_CONTEXT = 70
 """Exit code after an error that no further work in the process survives (EX_SOFTWARE of sysexits)."""
 OTHER_RANKS = 75
 """Exit code where the next case takes other ranks than this process has: another goes on (EX_TEMPFAIL)."""
-
-
-class TaskCell(msgspec.Struct, frozen=True):
-    """One cell to measure; `index` is its place in the replicate's order, `pinned` what is not to be tuned."""
-
-    index: int
-    case: Case
-    implementation: str
-    cache: Cache
-    pinned: dict[str, str] = {}
-
-
-class Task(msgspec.Struct, frozen=True):
-    """What a worker is asked to do. `roots` are folders of a catalog; empty means the default one.
-
-    `code` maps roots to the copies of another commit that their kernels and baselines come from.
-    """
-
-    device: DeviceKind
-    seed: int
-    replicate: int
-    cells: tuple[TaskCell, ...]
-    sampling: Sampling
-    roots: tuple[str, ...] = ()
-    code: dict[str, str] = {}
-    systems: tuple[System, ...] = ()
-    ceilings: bool = True
-    code_told: bool = False
-    """Whether it is recorded what machine code each row's call launches."""
-    scratch: str = ""
-    """The run's folder for what programs need to go on after they were killed; empty: nothing is kept."""
-    world: int = 1
-    """The largest world among the plan's cases, of which the conditions tell."""
-    deadline_s: float = 120.0
-    """For a cell; the supervisor's, whose own clock ends what does not end by itself."""
-    token: str = ""
-    """Stands before every message on the pipe; what an implementation prints there has none."""
-
-
-class Facts(msgspec.Struct, frozen=True, tag_field="message", tag="facts"):
-    """What only a process with torch loaded knows of the surroundings, and what it has itself."""
-
-    conditions: dict[str, Scalar]
-    python: dict[str, Scalar] = {}
-
-
-RANKS = "ranks"
-"""The stage, outside of cells, in which the ranks of a case are started."""
-
-
-class Stage(msgspec.Struct, frozen=True, tag_field="message", tag="stage"):
-    """A stage begins; `index` is None outside of cells."""
-
-    name: str
-    index: int | None = None
-
-
-class CeilingDone(msgspec.Struct, frozen=True, tag_field="message", tag="ceiling"):
-    """A ceiling was measured."""
-
-    ceiling: Ceiling
-
-
-class Result(msgspec.Struct, frozen=True, tag_field="message", tag="result"):
-    """A cell ended."""
-
-    index: int
-    status: Status
-    reason: str | None
-    measurement: Measurement | None
-    spent_s: dict[str, float]
-
-
-class Done(msgspec.Struct, frozen=True, tag_field="message", tag="done"):
-    """All cells ended. Seconds of the process per stage, those outside of cells included."""
-
-    spent_s: dict[str, float]
-
-
-Message: TypeAlias = Facts | Stage | CeilingDone | Result | Done
 
 
 def catalog_of(roots: Iterable[str], code: Mapping[str, str] | None = None) -> Catalog:

@@ -24,9 +24,9 @@ from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.plan import Plan
 from kernelmark.suite.run.forkserver import ForkServer, ForkServers
+from kernelmark.suite.run.messages import Facts, Task
 from kernelmark.suite.run.process import Worker
 from kernelmark.suite.run.supervisor import Run
-from kernelmark.suite.run.worker import Facts, Task
 
 WAYS = ("started", "forked")
 ROWS: dict[str, list[tuple[Any, ...]]] = {

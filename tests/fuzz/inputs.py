@@ -35,7 +35,7 @@ from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.memory import MemoryProfiler
 from kernelmark.suite.run import repro, supervisor
 from kernelmark.suite.run.conversation import Conversation, OutOfTurn
-from kernelmark.suite.run.worker import Message, Task, TaskCell
+from kernelmark.suite.run.messages import Message, Task, TaskCell
 
 SECONDS, BYTES = 20.0, 1 << 30
 EXAMPLES = Path(__file__).parents[1] / "registry" / "importers" / "examples"

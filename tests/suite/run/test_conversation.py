@@ -6,7 +6,7 @@ import pytest
 from kernelmark.registry.store.record import Case, Ceiling
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.run.conversation import Conversation, OutOfTurn
-from kernelmark.suite.run.worker import CeilingDone, Done, Facts, Message, Result, Stage, Task, TaskCell
+from kernelmark.suite.run.messages import CeilingDone, Done, Facts, Message, Result, Stage, Task, TaskCell
 
 CASE = Case("double", "N16", {"N": 16}, {}, "fp32", "forward", "5bec", 128, 0)
 TASK = Task("cpu", 1, 0, tuple(TaskCell(i, CASE, "plain", "hot") for i in (4, 7)), Sampling(), ceilings=False)

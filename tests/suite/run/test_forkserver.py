@@ -18,8 +18,8 @@ import pytest
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.run import forkserver, process
 from kernelmark.suite.run.forkserver import ForkServer, ForkServers
+from kernelmark.suite.run.messages import Done, Facts, Stage, Task
 from kernelmark.suite.run.process import Worker
-from kernelmark.suite.run.worker import Done, Facts, Stage, Task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are adopted on Linux only")
 TASK = Task("cpu", 1, 0, (), Sampling(), token="secret", ceilings=False)

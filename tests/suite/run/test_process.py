@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.run import process as module
+from kernelmark.suite.run.messages import Stage, Task
 from kernelmark.suite.run.process import Garbled, Worker
-from kernelmark.suite.run.worker import Stage, Task
 
 TASK = Task("cpu", 1, 0, (), Sampling(), token="secret")
 

@@ -15,18 +15,8 @@ from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.run import fingerprint, worker
-from kernelmark.suite.run.worker import (
-    CeilingDone,
-    Done,
-    Facts,
-    Message,
-    Result,
-    Stage,
-    Task,
-    TaskCell,
-    catalog_of,
-    work,
-)
+from kernelmark.suite.run.messages import CeilingDone, Done, Facts, Message, Result, Stage, Task, TaskCell
+from kernelmark.suite.run.worker import catalog_of, work
 
 SAMPLING = Sampling(min_samples=6, max_samples=6, min_seconds=0, max_seconds=5, warmup_s=0)
 
