@@ -83,7 +83,8 @@ def load(home: Home, run: str) -> Order:
     known = sorted(x.parent.name for x in (home.folder / "fleet").glob(f"*/{FILE}"))
     name = known[-1] if run == "latest" and known else run
     if name not in known:
-        raise unknown("run on a fleet", run, ["latest", *known[-10:]] if known else [])
+        error = unknown("run on a fleet", run, ["latest", *known[-10:]] if known else [])
+        raise error if known else InputError(f"{error} `kernelmark fleet run` starts one.")
     path = folder_of(home, name) / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Order)

@@ -35,12 +35,16 @@ def row_of(journal: Journal, text: str, catalog: Catalog) -> Cell:
     plan = Plan.of(journal.header)
     if plan is None:
         raise InputError(f"run {journal.header.run} does not say what it measured.")
-    cells = {named(x): x for x in plan.cells(catalog.with_systems(plan.systems), journal.header.device)}
+    if not any(x.operator in catalog.definitions for x in plan.cases):
+        catalog.definition(plan.cases[0].operator)  # which says what is missing here
+    measured = {x.identity for x in journal.records}
+    here = plan.cells(catalog.with_systems(plan.systems), journal.header.device)
+    cells = {named(x): x for x in here if x.identity in measured or not measured}
     found = [name for name in cells if name == text or name.endswith(f"/{text}")]
     if len(found) != 1:
         if found:
             raise InputError(f"{text!r} names {len(found)} rows: {', '.join(found)}.")
-        raise unknown("row", text, list(cells))
+        raise unknown(f"row of run {journal.header.run}", text, list(cells))
     return cells[found[0]]
 
 

@@ -40,7 +40,10 @@ RUN = ("fleet", "run", "--operator", "gelu", "--operator", "softmax")
             (*RUN, "--on", "ray", "--no-wait"),
             "--no-wait is for Slurm: tasks of Ray end with whoever asked for them.",
         ),
-        (("fleet", "run", "--resume", "x"), "unknown run on a fleet 'x'. Known: none."),
+        (
+            ("fleet", "run", "--resume", "x"),
+            "unknown run on a fleet 'x'. Known: none. `kernelmark fleet run` starts one.",
+        ),
         (("fleet", "run", "--resume", "x", "--shards", "3"), "--resume goes on with what its run was asked"),
         ((*RUN, "--on", "slurm", "--container", "pyxis"), "--container pyxis needs --image."),
         ((*RUN, "--on", "slurm", "--image", "h100"), "--image h100: by digest, so that every host runs the same"),

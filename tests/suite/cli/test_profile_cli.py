@@ -76,3 +76,11 @@ def test_what_cannot_be_profiled_is_said(call):
     code, _, err = call("profile", "layer_norm/B2-S4-D32-fp32-forward/kernelmark")
     assert code == 2
     assert "needs a cuda device" in err
+
+
+def test_of_a_run_of_an_operator_that_is_not_here_its_name_is_said(call, tmp_path):
+    (journal,) = (tmp_path / "home/journals").iterdir()
+    journal.write_text(journal.read_text().replace('"layer_norm"', '"mine"').replace('"train"', '"mine"'))
+    code, _, err = call("profile", "mine/B2-S4-D32-fp32-forward/torch")
+    assert code == 2
+    assert "unknown operator 'mine'" in err
