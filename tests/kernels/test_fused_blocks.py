@@ -5,7 +5,8 @@ import torch
 from kernelmark.suite import fused_blocks
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen, draw
-from kernelmark.suite.system import Assembly, System, by_blocks
+from kernelmark.suite.products import by_blocks
+from kernelmark.suite.system import Assembly, System
 
 B, S = 1, 5
 CATALOG = Catalog.default()

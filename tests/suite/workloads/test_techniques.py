@@ -16,7 +16,8 @@ import pytest
 import torch
 from kernelmark.suite import system
 from kernelmark.suite.operators import fp8_matmul
-from kernelmark.suite.system import Assembly, Changes, System, by_blocks
+from kernelmark.suite.products import by_blocks
+from kernelmark.suite.system import Assembly, Changes, System
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
 from kernelmark.suite.workloads._arms import ArmTrainer

@@ -1,0 +1,122 @@
+"""How a model's layers multiply inputs by weights: `linear(x, weight, bias=None)` in each precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ._transformer_engine import Linears
+
+
+def linear(precision: str) -> Callable[..., Any]:
+    """In one of the precisions of `system`. Raises `ImportError` where a library is missing."""
+    from torch.nn import functional
+
+    if precision == "case":
+        return functional.linear
+    if precision == "float8_1x128":
+        return _blockwise()
+    if precision.startswith("te_"):
+        return Linears(precision)
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+    from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
+
+    if precision.endswith("_e5m2"):
+        import torch
+        from torchao.float8 import CastConfig
+
+        config = Float8LinearConfig(cast_config_grad_output=CastConfig(target_dtype=torch.float8_e5m2))
+    else:
+        config = Float8LinearConfig.from_recipe_name(precision.removeprefix("float8_"))
+    mm = LinearMMConfig(*(ScaledMMConfig(x, True, False, False) for x in (False, False, False)))
+
+    def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = matmul_with_hp_or_float8_args.apply(x, weight.t(), mm, config)
+        return out if bias is None else out + bias
+
+    return multiply
+
+
+def by_rows(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:
+    """`linear(x, weight, bias=None)` whose three products are of rows that `quantize(x, "row")` made: values
+    (M, K) in E4M3 and scales (M, 1). `product(a, b, scale_a, scale_b, "row")` takes b (K, N) as the transpose of
+    such rows.
+    """
+    import torch
+
+    def multiply(a: Any, b: Any) -> Any:
+        """a (M, K) times b (N, K) transposed."""
+        (a, scale_a), (b, scale_b) = quantize(a, "row"), quantize(b, "row")
+        return product(a, b.t(), scale_a.reshape(-1, 1), scale_b.reshape(1, -1), "row")
+
+    class Products(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            ctx.save_for_backward(x, weight)
+            return multiply(x, weight)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, weight = ctx.saved_tensors
+            grad = grad.contiguous()
+            across = grad.t().contiguous(), x.t().contiguous()
+            return multiply(grad, weight.t().contiguous()), multiply(*across)
+
+    return _linear(Products.apply)
+
+
+def by_blocks(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:
+    """`linear(x, weight, bias=None)` as DeepSeek-V3 trains (arXiv 2412.19437): a scale for 128 elements of inputs
+    and gradients, along what is summed over, and for 128 × 128 of a weight.
+
+    What both passes multiply is read once, and quantized as it is and transposed: an input and a weight in the
+    forward pass, which keeps their transposes in 8 bits for the backward pass, a gradient there. A weight is
+    quantized anew in each forward pass: beside its inputs it is small, and a CUDA graph must not keep an old one.
+    """
+    import torch
+
+    class Products(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            a, scale, *across = quantize(x, "both")
+            w, of_weight, *turned = quantize(weight, "tile_both")
+            ctx.save_for_backward(*across, *turned)
+            return product(a, w.t(), scale, of_weight.t(), "block")
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, of_x, w, of_weight = ctx.saved_tensors
+            g, scale, across, of_grad = quantize(grad.contiguous(), "both")
+            dx = product(g, w.t(), scale, of_weight.t(), "block")
+            return dx, product(across, x.t(), of_grad, of_x.t(), "group")
+
+    def multiply(x: Any, weight: Any) -> Any:
+        if torch.is_grad_enabled():
+            return Products.apply(x, weight)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        (a, scale), (w, of_weight) = quantize(x, "block"), quantize(weight, "tile")
+        return product(a, w.t(), scale, of_weight.t(), "block")
+
+    return _linear(multiply)
+
+
+def _linear(multiply: Callable[..., Any]) -> Callable[..., Any]:
+    """`linear(x, weight, bias=None)` of a differentiable function of x (M, K) and weight (N, K)."""
+
+    def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = multiply(x.flatten(0, -2).contiguous(), weight)
+        out = out.unflatten(0, x.shape[:-1])
+        return out if bias is None else out + bias
+
+    return linear
+
+
+def _blockwise() -> Callable[..., Any]:
+    """torchao's products with a scale for 128 elements of inputs and 128 × 128 of weights; needs sm_90."""
+    from torchao.prototype.blockwise_fp8_training.linear import fp8_blockwise_mm
+
+    def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = fp8_blockwise_mm.apply(x, weight, 128, x.dtype, False)
+        return out if bias is None else out + bias
+
+    return multiply
