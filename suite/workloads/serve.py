@@ -11,11 +11,10 @@ back.
 
 from __future__ import annotations
 
-import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +29,9 @@ from ..measure.rounding import rounded
 from ..system import Assembly
 from . import _inference as inference
 from ._serving import children, latencies, load
+from ._serving.loaded import Loaded, figures, remarks
 from ._serving.messages import EngineSpec, Seen, Spec, Task
+from ._serving.search import PROBES, Search
 from .forward import Inference, catalog, read
 
 if TYPE_CHECKING:
@@ -149,11 +150,6 @@ METRICS = (
     ),
 )
 
-STAMPED = 2000
-"""Requests whose stamps are kept; of more, every k-th."""
-GAPS_KEPT = 5000
-LATE_MS = 1.0
-"""Lateness of a client at its 99th percentile beyond which it, and not the server, may be what is measured."""
 CHECKED = 4
 """Requests whose tokens are held to the model."""
 LEAD_S = 1.0
@@ -166,10 +162,6 @@ START_S = 600.0
 """What a server may take to start."""
 BATCH = 256
 """Sequences that our server works on at a time, at the most."""
-PROBES = 10
-"""Rates that a search tries at the most."""
-CLOSE = 1.1
-"""Ratio of the lowest rate that fails to the highest that meets, at which a search ends."""
 KEPT = 0.25
 """Share of the time that a search finds left at its begin, which it leaves for the check of the answers."""
 
@@ -319,79 +311,6 @@ def measure(case: Case, system: Any, session: Session, prepared: None) -> Measur
         run.verify()
     with session.stage("summarize"):
         return run.summarize()
-
-
-@dataclass
-class Search:
-    """Rates that are tried, `rate` first: doubled or halved to where what they meet changes, then between."""
-
-    rate: float
-    low: float = 0.0
-    """The highest that met the limits."""
-    high: float = math.inf
-    """The lowest that did not."""
-    tried: list[tuple[float, float]] = field(default_factory=list)
-    """Each rate, and the share of its requests that met them."""
-    out_of_time: bool = False
-
-    @property
-    def next(self) -> float | None:
-        """The rate to try; None where it is known to a tenth."""
-        if not self.tried:
-            return self.rate
-        if self.low and self.high / self.low <= CLOSE:
-            return None
-        if math.isinf(self.high):
-            return 2 * self.low
-        return (self.low * self.high) ** 0.5 if self.low else self.high / 2
-
-    def tell(self, share: float, met: bool) -> None:
-        """What became of the rate."""
-        rate = self.next
-        assert rate is not None
-        self.tried.append((rate, share))
-        if met:
-            self.low = rate
-        else:
-            self.high = rate
-
-    @property
-    def said(self) -> str | None:
-        """Where it ended before the rate was known to a tenth: what is known, and why no more."""
-        if self.next is None:
-            return None
-        why = "a further rate may take longer than the deadline leaves"
-        if not self.out_of_time:
-            why = f"{PROBES} rates were tried"
-        if not self.tried:
-            return f"no rate was tried: {self.rate:g} requests/s may take longer than the deadline leaves"
-        if not self.low:
-            return f"no rate down to {self.high:.3g} requests/s meets the SLO; {why}"
-        above = "no higher one was tried" if math.isinf(self.high) else f"{self.high:.3g} does not"
-        return f"the search ended early: {self.low:.3g} requests/s meets the SLO, {above}; {why}"
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A load that is over: what was asked, what was seen, its window, and how late the clients were."""
-
-    wanted: load.Load
-    asked: Sequence[load.Asked]
-    seen: Sequence[Seen]
-    window: latencies.Window
-    begin_ns: int
-    late_ms: Sequence[float]
-    saturated: bool
-
-    @property
-    def counted(self) -> list[Seen]:
-        """Requests of the window."""
-        return [x for x in self.seen if self.window.holds(x.scheduled)]
-
-    @property
-    def well(self) -> list[Seen]:
-        """Those that ended well."""
-        return [x for x in self.counted if x.outcome == "ok"]
 
 
 class Run:
@@ -561,68 +480,6 @@ class Run:
             samples["probe_met"] = rounded([y for _, y in met])
             said += (self.searched.said,) if self.searched.said else ()
         return Measurement(samples=samples, timer="monotonic", remarks=said)
-
-
-def figures(found: Loaded, limits: tuple[float, float] | None) -> dict[str, tuple[float, ...]]:
-    """The metrics of a load. Those that nothing gives are left out."""
-    well, window = found.well, found.window
-    values: dict[str, list[float]] = {}
-    several: tuple[tuple[str, Callable[[Seen], float | None]], ...] = (
-        ("request", latencies.whole),
-        ("ttft", latencies.first_token),
-        ("tpot", latencies.token_time),
-        ("ttft_sent", lambda x: latencies.first_token(x, since_sent=True)),
-        ("request_sent", lambda x: latencies.whole(x, since_sent=True)),
-        ("dispatch", latencies.dispatch),
-    )
-    for name, of in several:
-        values[name] = [y for x in well if (y := of(x)) is not None]
-    pooled = latencies.gaps(well)
-    for name in ("request", "ttft", "tpot"):
-        if (tail := latencies.p99(values[name])) is not None:
-            values[f"{name}_p99"] = [tail]
-    if len(well) >= latencies.ENOUGH and pooled:
-        values["itl_p99"] = [latencies.nearest_rank(pooled, 99)]
-    values["itl"] = latencies.thinned(pooled, GAPS_KEPT)
-    ended = [x for x in found.seen if x.outcome == "ok" and window.holds(x.end)]
-    values["served_per_s"] = [len(ended) / window.seconds]
-    values["output_per_s"] = [latencies.tokens_within(found.seen, window) / window.seconds]
-    if limits is not None:
-        values["goodput"] = [sum(latencies.meets(x, limits) for x in found.counted) / window.seconds]
-    values["failed"] = [sum(x.outcome != "ok" for x in found.seen) / len(found.seen)]
-    if not found.wanted.users:
-        counts = latencies.backlog(found.seen, window)
-        values["backlog"] = [float(x) for x in counts]
-        step = window.seconds / (len(counts) - 1)
-        values["backlog_at"] = [i * step for i in range(len(counts))]
-    values["client_late"] = latencies.thinned(found.late_ms, STAMPED)
-    whole = [x for x in found.seen if x.outcome == "ok" and None not in (x.sent, x.first, x.last, x.end)]
-    for name in ("scheduled", "sent", "first", "last", "end"):
-        stamps = [(getattr(x, name) - found.begin_ns) * latencies.MS for x in whole]
-        values[f"stamp_{name}"] = latencies.thinned(stamps, STAMPED)
-    return {name: rounded(x) for name, x in values.items() if x}
-
-
-def remarks(found: Loaded, checked: bool) -> tuple[str, ...]:
-    """What a reader must know beside the numbers."""
-    said = []
-    if len(found.well) < len(found.counted) or any(x.outcome != "ok" for x in found.seen):
-        ends = ", ".join(f"{n} {what}" for what, n in latencies.outcomes(found.seen).items())
-        said.append(f"requests by their end: {ends}")
-    if found.late_ms and latencies.nearest_rank(found.late_ms, 99) > LATE_MS:
-        said.append("client_bound: the clients were late themselves")
-    if uncounted := sum(x.tokens is None for x in found.well):
-        said.append(
-            f"the server did not count the tokens of {uncounted} of {len(found.well)} answers: "
-            "no time a token of them, and none of them meets a limit"
-        )
-    if found.wanted.lengths == "turns":
-        said.append(
-            "conversations hold random tokens in the place of answers: a cache of prefixes finds prompts alone"
-        )
-    if not checked:
-        said.append("answers not checked: the server has weights of its own")
-    return tuple(said)
 
 
 def assemble(case: Case, assembly: Assembly) -> PartsServes:
