@@ -273,7 +273,7 @@ def _compare(
     notes = _notes(a, b)
     if a.key != b.key and (reason := _incomparable(identity, first, second, differences, across)):
         return msgspec.structs.replace(bare, outcome="not comparable", reason=reason, notes=notes)
-    ratio, low, high = _ratio(first.logs[identity], second.logs[identity])
+    ratio, low, high = ratio_interval(first.logs[identity], second.logs[identity])
     worse = _beside(identity, first, second)
     return msgspec.structs.replace(
         bare,
@@ -332,19 +332,13 @@ def _notes(first: Row, second: Row) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def ratio_interval(
-    first: Sequence[float], second: Sequence[float]
-) -> tuple[float | None, float | None, float | None]:
+def ratio_interval(first: Logs | None, second: Logs | None) -> tuple[float | None, float | None, float | None]:
     """Ratio of two latencies (second over first) with its 95 % interval, from each side's process medians.
 
     The two runs share no process, so the interval is Welch's over the logarithms, stretched to hold
     the ratio of the medians, which is what the latencies shown give. None
     for the bounds where a side has fewer than two processes, for all where a time is not positive.
     """
-    return _ratio(*logarithms([first, second]))
-
-
-def _ratio(first: Logs | None, second: Logs | None) -> tuple[float | None, float | None, float | None]:
     if first is None or second is None:
         return None, None, None
     value = second.middle / first.middle
