@@ -45,8 +45,9 @@ from .measure.stopping import Sampling
 from .memory import MemoryProfiler
 from .plan import Cell
 from .run import fingerprint, messages, worker
+from .run.listener import Listener
 from .run.progress import watched
-from .run.supervisor import Listener, new_run
+from .run.supervisor import new_run
 
 __all__ = [
     "BaselineConfig",

@@ -23,8 +23,9 @@ from kernelmark.registry.store.journal import read
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.plan import Plan
+from kernelmark.suite.run.listener import Silent
 from kernelmark.suite.run.process import _children, _shared_memory
-from kernelmark.suite.run.supervisor import Run, Silent
+from kernelmark.suite.run.supervisor import Run
 
 ROOT = Path(__file__).parent / "suite" / "ranks_root"
 STAGES = ("build", "verify", "warm_up", "sample", "gather", "verify_again")

@@ -11,8 +11,8 @@ from ...registry import escape, figures
 from ...registry.store.metric import Metric
 from ...registry.store.record import Key, Record
 from ..plan import Cell
+from ..run.listener import Listener
 from ..run.progress import Counted
-from ..run.supervisor import Listener
 
 FEW = 120
 """Of so many measurements each row has a line as soon as it is first measured; a log of more would be long."""

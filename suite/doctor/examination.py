@@ -30,8 +30,9 @@ from ..measure.stopping import Sampling
 from ..measure.telemetry import THROTTLE, Nvml
 from ..plan import Cell, Plan
 from ..run.fingerprint import cpu_governor
+from ..run.listener import Listener
 from ..run.progress import Shared
-from ..run.supervisor import Listener, Run, new_run
+from ..run.supervisor import Run, new_run
 from .planted.baselines.hacks import NEED_GPU, OUTCOMES
 
 PLANTED = Path(__file__).resolve().parent / "planted"

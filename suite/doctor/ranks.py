@@ -15,8 +15,9 @@ from ...registry.store.record import DeviceKind
 from ..catalog import Catalog, Root
 from ..measure.stopping import Sampling
 from ..plan import Cell, Plan
+from ..run.listener import Listener
 from ..run.progress import Shared
-from ..run.supervisor import Listener, Run, new_run
+from ..run.supervisor import Run, new_run
 from .examination import FAULTS_COST, Check, Extent, share_slower
 from .planted_ranks.operators.shared_chain import SIZES
 

@@ -38,9 +38,10 @@ from ..measure.stopping import Sampling
 from ..operator import Operator
 from ..plan import Cell, Plan
 from .forkserver import ForkServers
+from .listener import Listener
 from .process import OutOfTime
 from .progress import Shared
-from .supervisor import Listener, Run, new_run
+from .supervisor import Run, new_run
 
 CANDIDATE = "candidate"
 """The folder of the judged kernel, which it is named by."""

@@ -18,8 +18,8 @@ from ...registry.progress import Tell
 from ...registry.store.metric import Metric, summarized
 from ...registry.store.record import Key, Record
 from ..plan import Cell
+from .listener import Listener, Silent
 from .pace import Pace
-from .supervisor import Listener, Silent
 
 SHORT_S = 2.0
 """What takes less is not shown in a log."""

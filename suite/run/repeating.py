@@ -12,7 +12,8 @@ from ...registry.store.journal import Journal, read
 from ...registry.store.record import Key, Request
 from ..catalog import Catalog
 from ..plan import Cell, Plan
-from .supervisor import Listener, NotResumable, OutOfBudget, Run, Silent
+from .listener import Listener, Silent
+from .supervisor import NotResumable, OutOfBudget, Run
 
 
 @dataclass(frozen=True)

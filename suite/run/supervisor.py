@@ -13,12 +13,11 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
 import filelock
 import msgspec
@@ -26,7 +25,7 @@ import msgspec
 from ...registry.errors import Ended, HarnessError, InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, Writer, read
-from ...registry.store.metric import LATENCY, Metric
+from ...registry.store.metric import LATENCY
 from ...registry.store.record import (
     SCHEMA_VERSION,
     YARDSTICK,
@@ -50,6 +49,7 @@ from ..plan import NOTHING, Cell, Plan, order, parameters
 from . import fingerprint
 from .conversation import PROGRAM, Conversation, OutOfTurn
 from .forkserver import ForkServers
+from .listener import Listener, Silent, Unbroken
 from .messages import RANKS, CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
 from .pace import LASTING
 from .peaks import least_ms
@@ -87,59 +87,6 @@ class OutOfBudget(KernelmarkError):
     """The time for a run ended before anything was measured."""
 
     exit_code = 3
-
-
-class Listener(Protocol):
-    """Whoever shows progress."""
-
-    def begin(
-        self, run: str, todo: Collection[tuple[Key, int]], finished: int, metrics: Collection[Metric]
-    ) -> None:
-        """A session begins: the rows and replicates to be measured in it, how many were measured before, and the
-        metrics that its measurements hold.
-        """
-
-    def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
-        """A stage begins."""
-
-    def end(self, record: Record) -> None:
-        """A cell ended."""
-
-
-class Unbroken:
-    """Shows as another does until that cannot: an output that went away or is full is no reason to stop."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener: Listener = listener
-
-    def begin(
-        self, run: str, todo: Collection[tuple[Key, int]], finished: int, metrics: Collection[Metric]
-    ) -> None:
-        self._heard(lambda x: x.begin(run, todo, finished, metrics))
-
-    def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
-        self._heard(lambda x: x.stage(replicate, name, cell))
-
-    def end(self, record: Record) -> None:
-        self._heard(lambda x: x.end(record))
-
-    def _heard(self, show: Callable[[Listener], None]) -> None:
-        try:
-            show(self._listener)
-        except OSError:
-            self._listener = Silent()
-
-
-class Silent:
-    """Shows nothing."""
-
-    def begin(
-        self, run: str, todo: Collection[tuple[Key, int]], finished: int, metrics: Collection[Metric]
-    ) -> None: ...
-
-    def stage(self, replicate: int, name: str, cell: Cell | None) -> None: ...
-
-    def end(self, record: Record) -> None: ...
 
 
 @dataclass(frozen=True)

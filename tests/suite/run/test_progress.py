@@ -11,9 +11,9 @@ from kernelmark.registry.store.metric import LATENCY
 from kernelmark.registry.store.record import Case, Key, Measurement
 from kernelmark.suite.implementation import Implementation
 from kernelmark.suite.plan import Cell
+from kernelmark.suite.run.listener import Silent
 from kernelmark.suite.run.pace import Pace
 from kernelmark.suite.run.progress import Cells, Line, Output, in_notebook, watched
-from kernelmark.suite.run.supervisor import Silent
 
 SEEN = Measurement({"latency": (0.5,)}, "monotonic")
 

@@ -21,8 +21,9 @@ from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.run import supervisor
 from kernelmark.suite.run.forkserver import ForkServers
+from kernelmark.suite.run.listener import Silent
 from kernelmark.suite.run.process import OutOfTime
-from kernelmark.suite.run.supervisor import Interrupted, NotResumable, Run, Silent
+from kernelmark.suite.run.supervisor import Interrupted, NotResumable, Run
 
 
 @pytest.fixture
