@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from filelock import FileLock, Timeout
 
-from ..errors import InputError, KernelmarkError, first_line
+from ..errors import FAILING, InputError, KernelmarkError, first_line
 from ..store.home import Home
 
 EXPERIMENT = "kernelmark"
@@ -46,7 +46,9 @@ class StoreError(KernelmarkError):
 
 
 class RefusedError(StoreError):
-    """The registry answers, and will not have us: a wrong password, name or address. The user can mend that."""
+    """The registry will not have us: a wrong password, name or address, or a folder that is closed to us. The user
+    can mend that.
+    """
 
     exit_code = 2
 
@@ -115,7 +117,13 @@ def connect(uri: str | None, home: Home) -> Connection:
             found = _experiment(client, os.environ.get("KERNELMARK_EXPERIMENT") or EXPERIMENT, artifacts)
             if database is not None and artifacts is not None:
                 _follow(database, client.get_experiment(found).artifact_location, artifacts)
-    except (OSError, sqlite3.Error) as error:
+    except OSError as error:
+        kind = StoreError if error.errno is None or error.errno in FAILING else RefusedError
+        raise kind(
+            f"the registry at {shown(uri)} cannot be opened: {error.strerror or error}. Choose another place with "
+            "KERNELMARK_HOME or MLFLOW_TRACKING_URI."
+        ) from None
+    except sqlite3.Error as error:
         raise StoreError(f"the registry at {shown(uri)} cannot be opened: {error}") from None
     return Connection(client, uri, found, lock, database)
 

@@ -396,8 +396,9 @@ def test_uris_of_no_use(home: Home, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="names no file"):
         Store.open("sqlite://", home)
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StoreError, match="cannot be opened"):
+    with pytest.raises(StoreError, match=r"cannot be opened: File exists\. Choose another place") as closed:
         Store.open(f"sqlite:///{tmp_path}/file/registry.db", home)
+    assert closed.value.exit_code == 2
     (tmp_path / "text.db").write_text("this is no database, and long enough to be told from one" * 20)
     with pytest.raises(StoreError, match="not a database"):
         Store.open(f"sqlite:///{tmp_path}/text.db", home)
