@@ -86,11 +86,8 @@ def measure(
         keeps_cells=True,
         listener=listener or Silent(),
     )
-    none = InputError(f"nothing could be measured within {budget_s:g} s; give it more with --budget.")
     try:
-        again = read(run.execute())
+        return read(run.execute())
     except OutOfBudget:
-        raise none from None
-    if not again.records:  # the time ended between the first process's start and its first row
-        raise none
-    return again
+        said = f"nothing could be measured within {budget_s:g} s; give it more with --budget."
+        raise InputError(said) from None

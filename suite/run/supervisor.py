@@ -195,8 +195,9 @@ class Run:
                 for replicate in range(self.plan.replicates):
                     self.replicate(replicate, self._affordable(replicate))
         except OutOfTime:
-            if not self._header_known:
-                raise OutOfBudget("the budget ended before anything was measured; give it more.") from None
+            if not self._measured:
+                more = f"go on with: {self.again}" if self._header_known else "give it more."
+                raise OutOfBudget(f"the budget ended before anything was measured; {more}") from None
             self.ran_out = True
         except KeyboardInterrupt as error:
             raise Interrupted(
@@ -206,6 +207,12 @@ class Run:
                 error.exit_code if isinstance(error, Ended) else 130,
             ) from None
         return self.path
+
+    @property
+    def _measured(self) -> bool:
+        """Whether anything ended of what can run here."""
+        seen = {identity for identity, _ in self._done}
+        return any(x.identity in seen and x.implementation.unavailable(self.device) is None for x in self.cells)
 
     @property
     def unmeasured(self) -> tuple[Cell, ...]:

@@ -645,3 +645,12 @@ def test_a_budget_that_ends_before_anything_is_measured(make, monkeypatch):
         run.execute()
     assert error.value.exit_code == 3
     assert not run.path.exists()
+
+    def started(number, cells):  # the worker's first words came, and no row
+        run._header({}, None)
+        raise OutOfTime
+
+    monkeypatch.setattr(run, "replicate", started)
+    with pytest.raises(supervisor.OutOfBudget, match="anything was measured; go on with: kernelmark run --resume"):
+        run.execute()
+    assert not read(run.path).footers[0].complete
