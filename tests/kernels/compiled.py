@@ -17,8 +17,11 @@ import functools
 import io
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,7 +112,7 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
 passes."""
 
 
-NOTHING: dict[str, Any] = dict.fromkeys(("shared", "wide", "narrow", "spilled", "matrix"), 0) | {
+NOTHING: dict[str, Any] = dict.fromkeys(("shared", "wide", "narrow", "spilled", "matrix", "early"), 0) | {
     "module": "",
     "kernel": "",
     "products": False,
@@ -153,6 +156,8 @@ class Forgetful(dict):
     def __setitem__(self, key: Any, value: Any) -> None: ...
 
 
+STAGED = "_matmul_hopper", "_grouped_hopper"
+"""Modules whose consumers load scales from the stages that they give up."""
 TARGET = re.compile(r"\d+\.\d|gfx[0-9a-f]+")
 MATRIX = re.compile(r"\bwgmma\.mma_async|\btcgen05\.mma|\bmma\.sync|\bv_(?:s?mfma|smfmac|s?wmma|swmmac)_")
 """Instructions of the units that multiply matrices: Hopper's, Blackwell's, the older ones', and AMD's."""
@@ -179,6 +184,39 @@ def spilled(kernel: Any, log: str) -> int:
     if (gcn := kernel.asm.get("amdgcn")) is not None:
         return 4 * sum(map(int, SPILLED_REGISTERS.findall(gcn)))
     return sum(int(x) + int(y) for x, y in SPILLED.findall(log))
+
+
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(.*?);\s+/\* 0x[0-9a-f]{16} \*/\s+/\* 0x([0-9a-f]{16}) \*/")
+"""Of SASS: its words, and the upper half of its code, whose bits from 41 on say what it waits for."""
+
+
+def early(cubin: bytes) -> int:
+    """How often a thread of an NVIDIA kernel arrives at a barrier in shared memory while loads from there, of the
+    warps that met for that, are still under way. What other threads store then comes after these loads, what the
+    tensor memory accelerator copies need not.
+    """
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        sass = subprocess.run(
+            [tool, "--dump-sass", file.name], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+    under_way: set[int] = set()
+    met, found = False, 0
+    for words, code in INSTRUCTION.findall(sass):
+        control = int(code, 16) >> 41
+        written, waited = control >> 5 & 7, control >> 11 & 63
+        under_way -= {x for x in range(6) if waited >> x & 1}
+        if "MEMBAR" in words or "FENCE" in words:
+            under_way.clear()
+        if "LDS" in words and written < 6:
+            under_way.add(written)
+        if "BAR.SYNC" in words:
+            met = bool(under_way)
+        if "SYNCS.ARRIVE.TRANS64.A1T0" in words:
+            found += met
+    return found
 
 
 def as_on(target: GPUTarget, operator: Operator, dtype: str) -> str:
@@ -276,6 +314,7 @@ def compiled(
             "narrow": len(re.findall(r"ld\.global\S*\.b16", ptx)),
             "spilled": spilled(kernel, log),
             "products": products(kernel, target),
+            "early": early(kernel.asm["cubin"]) if module in STAGED else 0,
             "matrix": len(MATRIX.findall(ptx or kernel.asm.get("amdgcn", ""))),
         }
         found[where, kernel.hash] = {**about, **more(kernel)}

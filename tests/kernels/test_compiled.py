@@ -87,12 +87,36 @@ def test_compiles_and_fits(capability, operators):
         wanted = {x for x in HOPPER if x.startswith(OF_HOPPER[operators[0]])}
         assert wanted
         assert {x["module"] for x in found} & HOPPER == wanted
+    # Scales of a stage have arrived when it is given up: the next ones would come over them.
+    assert [x["case"] for x in found if x["early"]] == []
     if operators == WIDE:
         odd = [x for x in found if ODD.search(x["case"]) and x["kernel"] not in SMALL]
         assert {x["case"].split()[0] for x in odd} == set(WIDE)
         assert [x for x in odd if not x["wide"]] == []
         # Beside vectors of logits only the target's own is read, once for each of a thread's vectors at most.
         assert [x for x in odd if "rms_norm" not in x["case"] and x["narrow"] > 8] == []
+
+
+def test_loads_that_are_under_way_where_a_stage_is_given_up(monkeypatch):
+    """By what SASS says: a load sets a scoreboard, and whoever waits for that one comes behind it."""
+    load, use, meet, arrive, fence = (0, 63, "LDS R2, [R1]"), (1, 7, "FMUL R3, R2, R2"), (0, 7, "BAR.SYNC 0x2"), (
+        0, 7, "@!P0 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4], RZ"), (0, 7, "MEMBAR.ALL.CTA")  # fmt: skip
+
+    def told(*instructions):
+        """As cuobjdump prints them: masks of scoreboards waited for, the one set (0, or 7 for none)."""
+        lines = []
+        for waited, written, words in instructions:
+            code = (waited << 11 | (0 if written == 63 else 7) << 5) << 41
+            lines.append(f"/*0010*/ {words} ;  /* {0:#018x} */\n /* {code:#018x} */")
+        done = compiled.subprocess.CompletedProcess([], 0, "\n".join(lines), "")
+        monkeypatch.setattr(compiled.subprocess, "run", lambda *a, **k: done)
+        return compiled.early(b"")
+
+    assert told(load, meet, use, arrive) == 1
+    assert told(load, meet, arrive, load, meet, arrive) == 2
+    assert told(load, use, meet, arrive) == 0
+    assert told(load, fence, meet, use, arrive) == 0
+    assert told(meet, load, arrive) == 0
 
 
 def test_what_the_command_is_asked():
