@@ -15,7 +15,7 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -46,11 +46,12 @@ FLASHINFER = "20261121-193506-4853"
 MEMORY_ROWS = "memory-rows"
 """A part of plan `memory`, measured again."""
 STATE_SPACE = "20261121-105936-8d81"
-MATMUL = "20261124-043304-7d23"
-FP8_AGAIN = "20261124-045829-105f"
-"""Its products of 8 bits once more, since scales of odd numbers of rows are copied."""
-MATMUL_AGAIN = "20261124-083417-a267"
-"""Half of the plan once more."""
+MATMUL = "20261124-150155-da82"
+"""Six operators beside vLLM's environment and FlashInfer's."""
+MATMUL_TORCH = "20261124-144322-85f1"
+"""The whole plan beside what lives with PyTorch."""
+MATMUL_BEFORE = "20261124-043304-7d23"
+"""With every peer but quack, before a producer was one warp."""
 TRAIN = "20261122-193610-d51b"
 TECHNIQUES = "20261122-193737-eb40"
 RANKS = "20261122-224109-fd6e"
@@ -79,6 +80,7 @@ DECODE = (
     "20261124-044215-0c60",
     "20261124-083036-ec19",
     "20261124-084457-4fcc",
+    "20261124-144835-8c68",
 )
 PASSES = "20261123-082652-b54c"
 SERVED = "20261123-082432-ef9b"
@@ -118,6 +120,7 @@ COMMITTED_ANEW = {"c7ddef66a577": "c23940f"}
 RAN_WITH = {
     **dict.fromkeys((RANKS, CONTEXT, DECODING, SERVER), "02f2b29"),
     **dict.fromkeys((*GRAPHED, *DECODE[2:4]), "a143950"),
+    **dict.fromkeys((MATMUL_TORCH, DECODE[-1]), "56b624a"),
 }
 """Runs from files of another commit than their header names; `registry/reference/README.md` says why."""
 
@@ -187,9 +190,9 @@ def page() -> str:
         *_plan("Attention", ATTENTION),
         *_dense(),
         *_plan("State-space models and linear attention", STATE_SPACE),
-        *_products("Matrix products", MATMUL),
-        *_copied(),
-        *_again(),
+        *_products("Matrix products", MATMUL, BESIDE),
+        *_products("Matrix products beside PyTorch's", MATMUL_TORCH, WITH_TORCH, ELSEWHERE),
+        *_since(),
         *_every("Products of up to 16 rows", FEW_ROWS),
         *_every("ONNX Runtime's CUDA provider", ONNX),
         *_steps(),
@@ -424,8 +427,31 @@ def _drawn(row: Row) -> bool:
     return row.operator in ("matmul", "fp8_matmul") and (row.axes["N"], row.axes["K"]) not in NAMED
 
 
-def _products(title: str, run: str) -> list[str]:
-    """Products of a run: groups of them against a peer, those drawn at random by themselves, then every case."""
+BESIDE = (
+    "The peer's time over ours: the geometric mean, the range, and how many cases. Those of the last column were "
+    "drawn by one seed, and no table of schedules knows them. One replicate, so no intervals. The operators that "
+    "vLLM, its copies of DeepGEMM, Marlin and triton_kernels, and FlashInfer have; all rows of ours were right."
+)
+WITH_TORCH = (
+    "All of the plan beside what lives in one environment with PyTorch: `torch.compile`, torchao, cuSPARSELt, and "
+    "quack, which took {quack} ms at 8192 × 8192 × 8192 in bf16, `torch` {torch}, ours {ours}. Two rows of ours "
+    "were refused: a product with scales of single rows was wrong "
+    "([a race](matmul.md#a-stage-given-up-too-early), mended, and right in the run above), and a "
+    "`quantized_linear` was faster than products in 16 bits can be, whose limit it was held to."
+)
+ELSEWHERE = frozenset(
+    {
+        "matmul", "sparse24_matmul", "sparse24_fp8_matmul", "newton_schulz", "linear", "qkv_rope",
+        "quantized_activation", "quantized_linear",
+    }
+)  # fmt: skip
+"""Operators of plan `matmul` whose peers live with PyTorch."""
+
+
+def _products(title: str, run: str, words: str, operators: Collection[str] = ()) -> list[str]:
+    """Products of a run: groups of them against a peer, those drawn at random by themselves, then every case, of
+    these operators alone if there are any.
+    """
     made = journal(run)
     cases: dict[tuple[str, str], dict[str, Row]] = {}
     for x in rows_of(run):
@@ -444,8 +470,8 @@ def _products(title: str, run: str) -> list[str]:
         return found
 
     lines = []
-    for words, peer, chosen in GROUPS:
-        told = [f"{words} against {f'`{peer}`' if peer else 'the fastest other'}"]
+    for group, peer, chosen in GROUPS:
+        told = [f"{group} against {f'`{peer}`' if peer else 'the fastest other'}"]
         for drawn in (False, True):
             found = ratios(peer, chosen, drawn)
             mean = float(np.exp(np.mean(np.log(found)))) if found else None
@@ -460,7 +486,7 @@ def _products(title: str, run: str) -> list[str]:
     every = []
     for (operator, case), by in sorted(cases.items()):
         ours = by.get(PROVIDER)
-        if ours is None or _drawn(ours):
+        if ours is None or _drawn(ours) or (operators and operator not in operators):
             continue
         best = by.get(ours.best_baseline or "")
         rate = ours.flops / _value(ours) / 1e9 if ours.flops else None
@@ -471,83 +497,58 @@ def _products(title: str, run: str) -> list[str]:
             figures.number(best.value()) if best else figures.DASH,
             _ratio(ours.speedup_vs_best_baseline),
         ])  # fmt: skip
+    square = {x.implementation: figures.number(x.value()) for x in rows_of(run) if x.case == SQUARE and x.value()}
+    said = words.format(quack=square.get("quack"), torch=square.get("torch"), ours=square.get(PROVIDER))
     return [
         f"## {title}",
         _where(made),
-        "The peer's time over ours: the geometric mean, the range, and how many cases. Those of the last column "
-        "were drawn by one seed, and no table of schedules knows them. One replicate, so no intervals. vLLM's "
-        "CUTLASS products with blocks were called with K that is no multiple of 128, too, where vLLM itself does "
-        "not call them: those rows are `incorrect`, and later runs say `unsupported`. quack was left out.",
+        said,
         _table(["products", "the plan's shapes", "random shapes"], lines),
-        "Every case of the plan but the random ones. *Of the limit*: of what the device's own ceilings of the run "
-        "allow.",
+        f"{'Cases of these operators' if operators else 'Every case'} but the random ones. *Of the limit*: of "
+        "what the device's own ceilings of the run allow.",
         _table(
             ["operator", "case", "ours, ms", "TFLOP/s", "of the limit", "fastest other", "its ms", "ratio"], every
         ),
     ]
 
 
-def _copied() -> list[str]:
-    """Products whose scales cannot be staged where they lie, before and since they are copied."""
+def _since() -> list[str]:
+    """Products with scales of blocks before and since, each beside DeepGEMM of its own run."""
 
-    def found(run: str, name: str) -> dict[str, Row]:
+    def against(run: str) -> dict[tuple[str, str], tuple[Row, float]]:
+        both: dict[tuple[str, str], dict[str, Row]] = {}
+        for x in rows_of(run):
+            if x.operator in ("fp8_matmul", "grouped_fp8_matmul") and x.value() is not None:
+                both.setdefault((x.operator, x.case), {})[x.implementation] = x
+        peer = "vllm_deep_gemm"
         return {
-            x.case: x
-            for x in rows_of(run)
-            if x.implementation == name and x.operator == "fp8_matmul" and x.value() is not None
+            at: (by[PROVIDER], _value(by[peer]) / _value(by[PROVIDER]))
+            for at, by in both.items()
+            if peer in by and PROVIDER in by and by[PROVIDER].options["recipe"] == "block"
         }
 
-    before, since, other = found(MATMUL, PROVIDER), found(FP8_AGAIN, PROVIDER), found(MATMUL, "vllm_deep_gemm")
-    lines = [
-        [
-            case.removesuffix("-forward"),
-            figures.number(_value(before[case])),
-            figures.number(_value(row)),
-            _ratio(_value(before[case]) / _value(row)),
-            figures.number(_value(other[case])) if case in other else figures.DASH,
-        ]
-        for case, row in sorted(since.items(), key=lambda x: list(x[1].axes.values()))
-        if row.options["recipe"] == "block" and row.axes["M"] % 4 and row.axes["K"] >= 128 * 48
-    ]
-    ratios = [_value(other[x]) / _value(y) for x, y in since.items() if x in other]
-    mean = float(np.exp(np.mean(np.log(ratios))))
-    return [
-        "### Scales of odd numbers of rows",
-        f"{_where(journal(FP8_AGAIN))} On another H200 of that kind, since scales that lie at no multiple of 16 "
-        "bytes are copied where K has 48 steps of 128; those products. By now they are from 16 steps on, of more "
-        "rows than 16 ([half of the plan again](#half-of-the-plan-again)). DeepGEMM's times are those of the run "
-        f"above; over all products in blocks that it has, its time over ours is {_ratio(mean)} with these.",
-        _table(["case", "before, ms", "ours, ms", "before over ours", "DeepGEMM, ms"], lines),
-    ]
+    def mean(values: Iterable[float]) -> str:
+        return _ratio(float(np.exp(np.mean(np.log(list(values))))))
 
-
-def _again() -> list[str]:
-    """What another run of half of the plan found otherwise, with kernels of a later commit."""
-    before, since = (
-        {(x.operator, x.case): x for x in rows_of(run) if x.implementation == PROVIDER and x.value() is not None}
-        for run in (MATMUL, MATMUL_AGAIN)
+    before, since = against(MATMUL_BEFORE), against(MATMUL)
+    common = sorted(before.keys() & since.keys())
+    kinds: Sequence[tuple[str, Callable[[Row], bool]]] = (
+        ("`fp8_matmul`, M from 1,024", lambda x: x.operator == "fp8_matmul" and x.axes["M"] >= 1024),
+        ("`fp8_matmul`, M up to 1,000", lambda x: x.operator == "fp8_matmul" and x.axes["M"] < 1024),
+        ("`grouped_fp8_matmul`", lambda x: x.operator == "grouped_fp8_matmul"),
     )
-    changed = {x: _value(before[x]) / _value(y) for x, y in since.items() if x in before}
-    lines = [
-        [
-            f"`{at[0]}`",
-            at[1].removesuffix("-forward"),
-            figures.number(_value(before[at])),
-            figures.number(_value(since[at])),
-            _ratio(change),
-        ]
-        for at, change in sorted(changed.items(), key=lambda x: -x[1])
-        if abs(np.log(change)) > np.log(1.15)
-    ]
-    square = {x.implementation: _value(x) for x in rows_of(MATMUL_AGAIN) if x.case == SQUARE and x.value()}
-    mean = float(np.exp(np.mean(np.log(list(changed.values())))))
+    lines = []
+    for words, chosen in kinds:
+        for drawn, shapes in ((False, "the plan's"), (True, "random")):
+            found = [x for x in common if chosen(since[x][0]) and _drawn(since[x][0]) == drawn]
+            if found:
+                pair = [mean(side[x][1] for x in found) for side in (before, since)]
+                lines.append([words, shapes, str(len(found)), *pair])
     return [
-        "### Half of the plan again",
-        f"{_where(journal(MATMUL_AGAIN))} It ended by its limit of time. Of {len(changed)} cases of ours the time "
-        f"before over this one is {_ratio(mean)} in the mean; those that changed by more than 15 %:",
-        _table(["operator", "case", "before, ms", "ours, ms", "before over ours"], lines),
-        f"quack ran in it: of 8192 × 8192 × 8192 in bf16 it takes {figures.number(square['quack'])} ms, "
-        f"`torch` {figures.number(square['torch'])}, ours {figures.number(square[PROVIDER])}.",
+        "### Products in blocks before and since",
+        "DeepGEMM's time over ours, each within its own run, as geometric means over the cases that both runs "
+        f"have. Before: {_where(journal(MATMUL_BEFORE))} On another H200 of that kind.",
+        _table(["products", "shapes", "cases", "before", "since"], lines),
     ]
 
 
