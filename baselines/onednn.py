@@ -32,6 +32,8 @@ def matmul(case: Any) -> Call:
         raise NotImplementedError("oneDNN's linear layer takes a weight (N, K) only: layout nt")
     if case.dtype == "fp16":
         raise NotImplementedError("PyTorch calls oneDNN's linear layer in fp32 and bf16 only")
+    if case.dtype == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise NotImplementedError("oneDNN multiplies bf16 on CPUs with AVX-512 only; this one has none")
     linear = torch.ops.mkldnn._linear_pointwise
 
     def call(a: Any, b: Any, bias: Any, gated: bool) -> Any:
@@ -47,11 +49,13 @@ def matmul(case: Any) -> Call:
 @forward_only("oneDNN, so called,")
 def int8_linear(case: Any) -> Call:
     """`onednn::qlinear_pointwise`: the weight packed once, symmetric by output; the input rounded as a whole to 8
-    bits without a sign, in PyTorch's operations, as its quantized models do.
+    bits without a sign, in PyTorch's operations, as its quantized models do. To 7 where a CPU adds up products of
+    bytes in 16 bits, which 8 could overflow (`reduce_range` of PyTorch's quantizers).
     """
     import torch
 
     _there()
+    largest = 255 if torch.cpu._is_vnni_supported() else 127
     packed: Any = None
 
     def prepared(layer: Any) -> tuple[Any, Any, Any]:
@@ -65,10 +69,10 @@ def int8_linear(case: Any) -> Call:
         if packed is None:
             packed = prepared(layer)
         low, high = x.aminmax()
-        low, high = low.clamp(max=0), high.clamp(min=0)  # 0 is one of the 256, and their place fits in 32 bits
-        scale = ((high - low) / 255).clamp(min=1e-30)
+        low, high = low.clamp(max=0), high.clamp(min=0)  # 0 is one of them, and their place fits in 32 bits
+        scale = ((high - low) / largest).clamp(min=1e-30)
         zero = (-low / scale).round().to(torch.int32)
-        q = (x / scale + zero).round().clamp(0, 255).to(torch.uint8)
+        q = (x / scale + zero).round().clamp(0, largest).to(torch.uint8)
         return torch.ops.onednn.qlinear_pointwise(
             q, scale, zero, *packed, None, 1.0, 0, torch.float32, "none", [], ""
         )
