@@ -18,6 +18,7 @@ from kernelmark.suite.measure.stages import Stages
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.system import Assembly, System
+from kernelmark.suite.workloads import _inference as inference
 from kernelmark.suite.workloads import forward, generate, serve
 from kernelmark.suite.workloads._forward import PartsPasses
 from kernelmark.suite.workloads._generate import PartsGenerates
@@ -221,6 +222,40 @@ def test_a_wrong_generation_has_no_time(
 ) -> None:
     with pytest.raises(Incorrect, match=message):
         generated(a_generation(), kind(Assembly(TORCH, catalog), 16))
+
+
+class Wavers(PartsGenerates):
+    """Chooses the second of two tokens that are as good, here any other one, in each generation another time."""
+
+    count = 0
+
+    def generate(self, prompt: torch.Tensor, N: int, stamp: Callable[[], None]) -> torch.Tensor:
+        self.count += 1
+        found = super().generate(prompt, N, stamp)
+        found[0, self.count % N] = self.count
+        return found
+
+
+@pytest.mark.parametrize(("kind", "answers"), [(PartsGenerates, 1), (Wavers, 2)])
+def test_the_model_in_fp32_reads_a_text_once(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, kind: type[PartsGenerates], answers: int
+) -> None:
+    case, given = a_generation(), session()
+    expected, answer, read = generate.prepare(case, given), inference.answer, []
+
+    def counted(*of: Any) -> torch.Tensor:
+        read.append(of)
+        return answer(*of)
+
+    monkeypatch.setattr(inference, "answer", counted)
+    monkeypatch.setattr(inference, "chosen_well", lambda what, tokens, wanted, dtype: judged.append(wanted))
+    judged: list[torch.Tensor] = []
+    run = generate.Run(case, kind(Assembly(TORCH, catalog), 16), given, expected)
+    run.verify()
+    tokens, _, _ = run.generate(run.prompt(2))
+    run.check_tokens("another of the same prompts", run.prompt(2), tokens)
+    assert (len(read), len(judged)) == (answers, 2), "held to it is every one"
+    assert torch.equal(*judged) == (answers == 1)
 
 
 @pytest.fixture
