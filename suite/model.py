@@ -249,4 +249,5 @@ def draw(
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
         values = torch.randn(weight.shape, generator=generator, device=device, dtype=torch.float32)
-        yield name, values.mul_(weight.std).add_(weight.mean).to(dtype)
+        values = values.mul_(weight.std).add_(weight.mean).to(dtype)  # the wide ones go before these are used
+        yield name, values

@@ -127,10 +127,10 @@ def check_weights(trainer: Trainer, recipe: Recipe, expected: answer.Expected, s
     for name, before in answer.initial(recipe, seed, next(iter(got.values())).device):
         if name not in got:
             raise Incorrect(f"after {answer.STEPS} steps: there is no {name}")
-        share = expected.first.gradients[name].to(before.device).float().abs()
-        after = expected.changed[name].to(before.device)
-        wanted = (after - before.float()) * share
-        off = (got[name].detach().float() - after).clamp(-most, most) * share
+        share = expected.first.gradients[name].to(before.device, non_blocking=True).abs()
+        after = expected.changed[name].to(before.device, non_blocking=True)
+        wanted = (after - before).mul_(share)
+        off = (got[name].detach().float() - after).clamp_(-most, most).mul_(share)
         way = float(norm(wanted))
         if math.isnan(float(norm(off))):
             raise Incorrect(f"after {answer.STEPS} steps: {name} is not finite")

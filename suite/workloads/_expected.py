@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..catalog import Catalog
+from ..measure.host_copies import copies
 from ..measure.verify import Incorrect
 from ..model import Bound, Chosen, draw
 from ..operator import torch_dtype
@@ -59,11 +60,15 @@ class Batches:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the model in fp32: its loss, the norm of its gradients, and these, clipped, on the host."""
+    """One step of the model in fp32: its loss, the norm of its gradients, and these, clipped, on the host.
+
+    `mean_square` is that of an element of all of them, taken once: every system is held to it.
+    """
 
     loss: float
     norm: float
     gradients: dict[str, torch.Tensor]
+    mean_square: float
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,8 @@ def compute(recipe: Recipe, catalog: Catalog, seed: int, device: torch.device) -
 
 
 def _compute(recipe: Recipe, catalog: Catalog, seed: int, device: torch.device) -> Expected:
+    import torch
+
     module = reference_module(recipe.chosen, recipe.S, catalog, device, {})
     module.recompute = True
     batches = Batches(recipe, seed, device)
@@ -118,8 +125,7 @@ def _compute(recipe: Recipe, catalog: Catalog, seed: int, device: torch.device) 
         first = first or this
         _update(own, moments, step + 1, catalog.operator("adamw").reference)
     assert first is not None
-    changed = {name: x.detach().cpu() for name, x in own.items()}
-    return Expected(first, later, changed)
+    return Expected(first, later, copies(own, torch.float32))
 
 
 def _zeros(x: Any) -> Any:
@@ -168,10 +174,14 @@ def _step(
     if recipe.clip and norm > recipe.clip:
         for x in own.values():
             x.grad.mul_(recipe.clip / norm)
+    if not keep:
+        return Step(loss, norm, {}, 0.0)
     # As the case stores its own: 2**-9 of an element is nothing beside bf16's bounds, and 8 billion are 16 GB.
     kept = torch_dtype(recipe.dtype)
-    host = {name: x.grad.detach().to(kept).cpu() for name, x in own.items()} if keep else {}
-    return Step(loss, norm, host)
+    norms = [torch.linalg.vector_norm(x.grad.to(kept), dtype=torch.float32) for x in own.values()]
+    squares = float(torch.stack(norms).double().square().sum())
+    size = sum(x.numel() for x in own.values())
+    return Step(loss, norm, copies({name: x.grad for name, x in own.items()}, kept), squares / size)
 
 
 def _update(
@@ -201,19 +211,18 @@ def check_step(what: str, trainer: Trainer, loss: float, expected: Step, bound: 
         raise Incorrect(f"{what}: the loss is {loss:.6g}, the model's {expected.loss:.6g}")
     got = trainer.gradients()
     worst, where = 0.0, ""
-    squares, size = 0.0, 0
-    for x in expected.gradients.values():
-        squares += float(torch.linalg.vector_norm(x.float())) ** 2
-        size += x.numel()
-    for name, wanted in expected.gradients.items():
+    for name, kept in expected.gradients.items():
         if name not in got:
             raise Incorrect(f"{what}: {name} has no gradient")
-        own = got[name].detach().float()
-        wide = wanted.to(own.device).float()
-        if own.shape != wide.shape:
+        own = got[name].detach()
+        if own.shape != kept.shape:
             raise Incorrect(f"{what}: the gradient of {name} has shape {tuple(own.shape)}")
-        norm = max(float(torch.linalg.vector_norm(wide)), SMALL * (squares * wide.numel() / size) ** 0.5)
-        error = float(torch.linalg.vector_norm(own - wide)) / norm
+        # One copy in fp32 beside the system: of a table of 128,256 tokens it is 2 GB.
+        wanted = kept.to(own.device, non_blocking=True)
+        apart = wanted.to(torch.float32, copy=True).sub_(own)
+        least = SMALL * (expected.mean_square * wanted.numel()) ** 0.5
+        norm = max(float(torch.linalg.vector_norm(wanted, dtype=torch.float32)), least)
+        error = float(torch.linalg.vector_norm(apart)) / norm
         if math.isnan(error):
             raise Incorrect(f"{what}: the gradient of {name} is not finite")
         if error > worst:
@@ -240,11 +249,12 @@ def check_weights(trainer: Trainer, recipe: Recipe, expected: Expected, seed: in
     for name, before in initial(recipe, seed, next(iter(got.values())).device):
         if name not in got:
             raise Incorrect(f"after {STEPS} steps: there is no {name}")
-        share = expected.first.gradients[name].to(before.device).float().abs()
-        wanted = expected.changed[name].to(before.device)
-        change = float(norm((wanted - before.float()) * share))
+        # What is narrow stays so: with fp32 it is computed in fp32, without a copy of that size.
+        share = expected.first.gradients[name].to(before.device, non_blocking=True).abs()
+        wanted = expected.changed[name].to(before.device, non_blocking=True)
+        change = float(norm((wanted - before).mul_(share)))
         rounded = STEPS * ROUNDING[recipe.dtype] * float(norm(wanted * share))
-        off = float(norm((got[name].detach().float() - wanted) * share))
+        off = float(norm((got[name].detach().float() - wanted).mul_(share)))
         if math.isnan(off):
             raise Incorrect(f"after {STEPS} steps: {name} is not finite")
         error = max(0.0, off - rounded) / change if change else off

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..catalog import Catalog
+from ..measure.host_copies import copies
 from ..measure.verify import Incorrect
 from ..model import Bound
 from ..operators.newton_schulz import STEPS as ITERATIONS
@@ -89,7 +90,7 @@ def _compute(recipe: Recipe, catalog: Catalog, seed: int, device: torch.device) 
                 p, b_new = reference(own[name], own[name].grad, b)
                 own[name].copy_(p)
                 b.copy_(b_new)
-    return answer.Expected(steps[0], later, {name: x.detach().cpu() for name, x in own.items()})
+    return answer.Expected(steps[0], later, copies(own, torch.float32))
 
 
 def check_weights(trainer: Trainer, recipe: Recipe, expected: answer.Expected, seed: int, bound: Bound) -> float:
@@ -102,13 +103,13 @@ def check_weights(trainer: Trainer, recipe: Recipe, expected: answer.Expected, s
     got, matrices, worst = trainer.weights(), frozenset(recipe.hidden), 0.0
     norm = torch.linalg.vector_norm
     for name, before in answer.initial(recipe, seed, next(iter(got.values())).device):
-        gradient = expected.first.gradients[name].to(before.device).float()
-        wanted = expected.changed[name].to(before.device)
+        gradient = expected.first.gradients[name].to(before.device, non_blocking=True).float()
+        wanted = expected.changed[name].to(before.device, non_blocking=True)
 
         def counted(x: Any, name: str = name, gradient: Any = gradient) -> Any:
             return x @ gradient.mT if name in matrices else x * gradient.abs()
 
-        change = float(norm(counted(wanted - before.float())))
+        change = float(norm(counted(wanted - before)))
         rounded = answer.STEPS * answer.ROUNDING[recipe.dtype] * float(norm(counted(wanted)))
         off = float(norm(counted(got[name].detach().float() - wanted)))
         error = max(0.0, off - rounded) / change if change else off

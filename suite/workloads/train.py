@@ -30,6 +30,7 @@ from . import _coarse_states as coarse
 from . import _expected as answer
 from . import _muon as muon
 from ._arms import ArmTrainer
+from ._continued import CONTINUES
 from ._hooks import HOOKS, way
 from ._parallel import WAYS
 from ._peaks import peak_allocated
@@ -617,6 +618,7 @@ WORKLOAD = Train(
     assemble=assemble,
     step=step,
     definition=(answer.compute, answer.check_step, answer.check_weights, tuple(HYPERPARAMETERS.items())),
+    continues=CONTINUES,
     plans={
         "quick_cpu": (
             grid("program", options={"model": "llama-tiny", "state": "plain"}, dtypes="fp32", B=2, S=64),
