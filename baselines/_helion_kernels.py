@@ -1,12 +1,13 @@
 """Kernels in Helion, whose compiler reads functions and the names of their module.
 
 They are written after its documentation, forward passes alone. Helion chooses tiles, loops and indexing by
-searching at the first call of a shape, with its own effort `full`, for ten minutes at most, always from the same
-seed; what it finds it keeps on disk.
+searching at the first call of a shape, with its own effort `full`, for ten minutes at most or as long as its own
+`HELION_AUTOTUNE_BUDGET_SECONDS` says, always from the same seed; what it finds it keeps on disk.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 torch: Any = None
@@ -23,7 +24,8 @@ def searched(function: Any) -> Any:
     import helion.language as hl
     import torch
 
-    return helion.kernel(function, static_shapes=True, autotune_budget_seconds=600, autotune_random_seed=0)
+    seconds = int(os.environ.get("HELION_AUTOTUNE_BUDGET_SECONDS", "600"))
+    return helion.kernel(function, static_shapes=True, autotune_budget_seconds=seconds, autotune_random_seed=0)
 
 
 def product(a: Any, b: Any) -> Any:

@@ -36,15 +36,32 @@ def tile_buffers(  # type: ignore[no-untyped-def]  # as above
 
 
 @gluon.jit
+def _part(buffer, tensor):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of a buffer the first rows, as many as a tile of the tensor has; its first sizes are 1 where the buffer has
+    none.
+    """
+    RANK: gl.constexpr = len(tensor.block_type.shape)
+    if len(buffer.shape) < RANK:
+        buffer = buffer.reshape([1] * (RANK - len(buffer.shape)) + buffer.shape)
+    if RANK > 1:
+        ROWS: gl.constexpr = tensor.block_type.shape[RANK - 2]
+        if buffer.shape[RANK - 2] > ROWS:
+            buffer = buffer.slice(0, ROWS, RANK - 2)
+    return buffer
+
+
+@gluon.jit
 def copy_in(tensor, place, barrier, buffer):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Asks for the tile at `place`, zeros where the tensor has none, to be announced by a barrier."""
-    async_load(tensor, place, barrier, buffer.reshape(tensor.block_type.shape))
+    """Asks for the tile at `place`, zeros where the tensor has none, to be announced by a barrier. Of a buffer of
+    more rows the others stay as they are.
+    """
+    async_load(tensor, place, barrier, _part(buffer, tensor))
 
 
 @gluon.jit
 def copy_out(tensor, place, buffer):  # type: ignore[no-untyped-def]  # as above
-    """Has a tile written at `place`, as far as the tensor goes."""
-    async_store(tensor, place, buffer.reshape(tensor.block_type.shape))
+    """Has a tile written at `place`, as far as the tensor goes: of a buffer of more rows the first ones."""
+    async_store(tensor, place, _part(buffer, tensor))
 
 
 @builtin

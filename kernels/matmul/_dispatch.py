@@ -106,6 +106,15 @@ def copied(M: int, N: int, K: int, programs: int) -> bool:
     return rounds * -(-K // 128) >= (COPIED if M > 16 else COPIED_FEW)
 
 
+def filled(schedule: Schedule, M: int) -> int:
+    """Of 64 rows how many a product of few is loaded into, or 0 for all of them. What A does not have would be
+    filled with zeros, in shared memory, at the rate of what it has.
+    """
+    if M > 32 or schedule.groups > 1 or schedule.rows > 64:
+        return 0
+    return 16 if M <= 16 else 32
+
+
 def tiles(schedule: Schedule, M: int, N: int) -> int:
     """Tiles of a product."""
     return -(-M // (schedule.groups * schedule.rows)) * -(-N // schedule.width)
@@ -207,14 +216,31 @@ def choice(schedule: Schedule, whole: int, count: int, section: int) -> Choice:
 
 
 GROUPED_SOURCE = "tuning/grouped-h200.txt.gz"
-"""Where what products of groups take was measured, in `registry/reference/`; scales of rows not masked."""
+"""Where products of groups of many rows were measured, in `registry/reference/`; scales of rows not masked."""
+FEW_SOURCE = "tuning/few-grouped-h200.txt.gz"
+"""The same of few rows a group."""
 _BLOCKS = GroupedSchedule(columns=128, step=128, scales="block")
+_LOW = replace(_BLOCKS, groups=1, stages=8, ahead=4)
+"""Tiles of 64 rows and 128 columns."""
+_NARROW = replace(_BLOCKS, stages=6, buffers=1, ahead=2)
+"""Tiles of 128 rows and 128 columns."""
 GROUPED_FP8: dict[str, GroupedSchedule] = {
     "block": replace(_BLOCKS, paired=True, buffers=1),
     "row": GroupedSchedule(columns=256, step=128, scales="row"),
 }
-"""By recipe, what products of groups of 8-bit rows take: tiles of 128 rows were the fastest, and faster than the
-portable kernel also where groups had sixteen rows."""
+"""By recipe, what products of many groups of 8-bit rows take, in tiles of 128 rows."""
+
+
+def grouped(recipe: str, groups: int, rows: int, N: int, programs: int) -> GroupedSchedule:
+    """The schedule of a product of groups of about so many rows each: lower and narrower tiles where there are too
+    few of the others to keep all programs busy, or where a group does not fill them.
+    """
+    schedule = GROUPED_FP8[recipe]
+    if recipe != "block":
+        return schedule
+    if rows <= 64 or groups * tiles(schedule, rows, N) < 2 * programs:
+        return _LOW
+    return _NARROW if -(-N // 128) % 2 else schedule
 
 
 @dataclass(frozen=True)
@@ -227,20 +253,34 @@ class Mixture:
     @property
     def height(self) -> int:
         """Rows of a tile."""
-        return self.plain.groups * self.plain.rows
+        return self.plain.height
+
+    def filled(self, rows: int) -> Mixture:
+        """The same in tiles of so many rows."""
+        return Mixture(replace(self.gated, filled=rows), replace(self.plain, filled=rows))
 
 
-MIXTURES: dict[str, tuple[tuple[int, Mixture], ...]] = {
-    SIXTEEN: ((128, Mixture(GroupedSchedule(columns=128, gated=True), GroupedSchedule(columns=256))),),
+_LOW_16 = Mixture(
+    GroupedSchedule(groups=1, columns=64, stages=7, gated=True), GroupedSchedule(groups=1, columns=128, stages=8)
+)
+_LOW_8 = Mixture(replace(_BLOCKS, groups=1, stages=5, gated=True), _LOW)
+MIXTURES: dict[str, tuple[tuple[float, Mixture], ...]] = {
+    SIXTEEN: (
+        (128, Mixture(GroupedSchedule(columns=128, gated=True), GroupedSchedule(columns=256))),
+        (20, _LOW_16),
+        (8, _LOW_16.filled(32)),
+        (0, _LOW_16.filled(16)),
+    ),
     PROMOTED: (
         (64, Mixture(replace(_BLOCKS, gated=True), GROUPED_FP8["block"])),
-        (16, Mixture(replace(_BLOCKS, groups=1, stages=5, gated=True), replace(_BLOCKS, groups=1, stages=8))),
+        (20, _LOW_8),
+        (8, _LOW_8.filled(32)),
+        (0, _LOW_8.filled(16)),
     ),
 }
-"""By kind, from how many rows an expert on, on average, which schedules were fastest. Where fewer are, the
-portable kernel was the faster one at one of the shapes at least."""
+"""By kind, from how many rows an expert on, on average, which schedules were fastest."""
 
 
-def mixture(kind: str, each: float) -> Mixture | None:
-    """The schedules of a mixture of about `each` rows an expert, or None where the portable kernel is faster."""
-    return next((schedules for least, schedules in MIXTURES[kind] if each >= least), None)
+def mixture(kind: str, each: float) -> Mixture:
+    """The schedules of a mixture of about `each` rows an expert."""
+    return next(schedules for least, schedules in MIXTURES[kind] if each >= least)

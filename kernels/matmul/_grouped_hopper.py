@@ -124,7 +124,7 @@ class GroupOutput:
 
     @gluon.jit
     def send(self, row, column, buffer):  # type: ignore[no-untyped-def]  # Triton's types are its own
-        """Has 64 rows and a buffer's columns written."""
+        """Has a tile's rows, up to 64, and a buffer's columns written."""
         copy_out(self.tiles, [self.shelf, row, column], buffer)
 
 
@@ -157,7 +157,10 @@ def _write_quantized(acc, other, row, column, output, c: gl.constexpr, GROUP: gl
     y = gl.where(gl.expand_dims(columns < output.N, 0), y, 0.0)
     largest = gl.maximum(gl.max(gl.maximum(y, -y), 1), 1e-30)
     to = output.scales + column // COLUMNS * output.M + rows
-    gl.store(to, largest / TOP, rows < output.M)
+    own = rows < output.M
+    if c.filled > 0:
+        own = own & (rows < row + c.filled)
+    gl.store(to, largest / TOP, own)
     y = y * gl.expand_dims(TOP / largest, 1)
     buffer = output.buffers.index(GROUP)
     tma.store_wait(pendings=0)
@@ -302,15 +305,19 @@ def multiply(
     if schedule.promoted and scale_a is not None and scale_b is not None and stageable(scale_a, scale_b, "block"):
         schedule = replace(schedule, staged=True)
         scales = [_numbers(scale_a, schedule.a_scales), _numbers(scale_b, schedule.b_scales)]
-    columns = schedule.columns if schedule.quantized else CHUNK
+    rows, columns = schedule.written_rows, schedule.columns if schedule.quantized else CHUNK
     shape = [out.shape.numel() // (M * N), M, N]
     target = TensorMap(
-        out, shape, [M * out.stride(-2), out.stride(-2), 1], [1, 64, columns], _layout((1, 64, columns), out.dtype)
+        out,
+        shape,
+        [M * out.stride(-2), out.stride(-2), 1],
+        [1, rows, columns],
+        _layout((1, rows, columns), out.dtype),
     )
     with on(a):
         launch(
             kernel, (kernel, a.device, a.dtype, out.dtype, schedule), programs,
-            _tiles(a, schedule.rows, schedule.step), _tiles(b, schedule.columns, schedule.step), target,
+            _tiles(a, schedule.loaded_rows, schedule.step), _tiles(b, schedule.columns, schedule.step), target,
             *(out if x is None else x for x in (*scales, out_scale)),
             tiles.groups, tiles.rows, tiles.total,
             M, N, cdiv(K, schedule.step), section, *strides(scale_a), *strides(scale_b), schedule,

@@ -278,7 +278,7 @@ class Output:
 
     @gluon.jit
     def send(self, row, column, buffer):  # type: ignore[no-untyped-def]  # Triton's types are its own
-        """Has 64 rows and a buffer's columns written."""
+        """Has a tile's rows, up to 64, and a buffer's columns written."""
         copy_out(self.tiles, [row, column], buffer)
 
 
@@ -313,7 +313,13 @@ def words_layout():  # type: ignore[no-untyped-def]  # Triton's types are its ow
 def stages(a, b, c: gl.constexpr, a_scales=None, b_scales=None):  # type: ignore[no-untyped-def]  # as above
     """An empty ring."""
     STAGES: gl.constexpr = c.stages
-    A: gl.constexpr = [STAGES * c.groups] + a.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
+    A: gl.constexpr = (
+        [STAGES * c.groups, c.rows, a.block_type.shape[1]]
+        if c.filled > 0
+        else (
+            [STAGES * c.groups] + a.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
+        )
+    )
     B: gl.constexpr = [STAGES * c.pieces] + b.block_type.shape  # noqa: RUF005  # as above
     a_tiles = gl.allocate_shared_memory(a.dtype, A, a.layout)
     b_tiles = gl.allocate_shared_memory(b.dtype, B, b.layout)
@@ -1074,9 +1080,9 @@ def multiply(
     with on(a):
         launch(
             kernel, key, programs,
-            _tiles(a, schedule.rows, schedule.step, schedule.a_turned),
+            _tiles(a, schedule.loaded_rows, schedule.step, schedule.a_turned),
             _tiles(b, schedule.columns, schedule.step, schedule.b_turned),
-            _tiles(out, 64, schedule.chunk), *maps,
+            _tiles(out, schedule.written_rows, schedule.chunk), *maps,
             out if scale_a is None else scale_a, out if scale_b is None else scale_b,
             out if bias is None else bias, partial, counter,
             M, N, cdiv(K, schedule.step), dealt, section, *strides, schedule,

@@ -23,7 +23,9 @@ class Schedule:
     number or 0, are a round in which one step's products run while the sums of the one before are added up.
     `buffers`: of a consumer's results on their way out. `limit`: of gate and up where their product is gpt-oss's.
     `written`: columns that are written at a time at the most. `adds`: the product is added to what the output
-    holds. `head`: the output's columns are heads of so many, each turned by its row's rotary position.
+    holds. `head`: the output's columns are heads of so many, each turned by its row's rotary position. `filled`:
+    of a tile's 64 rows so many are loaded and written, the first ones, or 0 for all; others are whatever was in
+    shared memory, and what comes of them is theirs alone.
     """
 
     rows: int = 64
@@ -47,6 +49,22 @@ class Schedule:
     written: int = CHUNK
     adds: bool = False
     head: int = 0
+    filled: int = 0
+
+    @property
+    def height(self) -> int:
+        """Rows of the output that a tile has."""
+        return self.filled or self.groups * self.rows
+
+    @property
+    def written_rows(self) -> int:
+        """Rows that are written at a time."""
+        return self.filled or 64
+
+    @property
+    def loaded_rows(self) -> int:
+        """Rows of A that a consumer's part of a stage is filled with."""
+        return self.filled or self.rows
 
     @property
     def promoted(self) -> bool:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .._common import capability, cdiv, check, choice, multiprocessors, needs_e4m3, on, operator
 from . import _matmul as portable
-from ._dispatch import FAST, GROUPED, PROMOTED, choose, copied
+from ._dispatch import FAST, GROUPED, PROMOTED, choose, copied, filled
 
 
 def fp8_matmul(
@@ -110,7 +110,7 @@ def _launch(
                 scales = (hopper.staged_copy(scales[0]), scales[1])
                 stageable = hopper.stageable(*scales, recipe)
             chosen = choose(kind, M, out.shape[1], K, False, multiprocessors(a), stageable)
-            schedule = replace(chosen.schedule, scales=recipe)
+            schedule = replace(chosen.schedule, scales=recipe, filled=filled(chosen.schedule, M))
             hopper.multiply(a, weight, out, schedule, chosen.dealt, chosen.section, *scales, split=chosen.split)
             return out
     portable.multiply(a, weight, out, False, recipe, *scales)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from .._common import capability, cdiv, check, choice, needs_e4m3, operator
+from .._common import capability, cdiv, check, choice, multiprocessors, needs_e4m3, operator
 from . import _grouped
 from . import _grouped_tiles as grouped_tiles
-from ._dispatch import GROUPED_FP8, SECTION
+from ._dispatch import SECTION, grouped
 from ._matmul import BLOCK
 
 
@@ -80,11 +80,14 @@ def _launch(
         from . import _grouped_hopper as hopper  # where Gluon may be missing, it is not needed
 
         if all(map(hopper.mapped, (a, b, out))):
-            schedule = replace(GROUPED_FP8[recipe], masked=a.dim() == 3)
+            # Of a masked group's memory about half is taken: it has room for the most that there may be.
+            E, each = (1, len(a)) if a.dim() == 2 else (len(a), a.shape[1] // 2)
+            schedule = grouped(recipe, E, each, out.shape[-1], multiprocessors(a))
             if a.dim() == 2:
-                tiles = grouped_tiles.contiguous(groups, _grouped.ALIGNED)
+                tiles = grouped_tiles.contiguous(groups, schedule.height)
             else:
-                tiles = grouped_tiles.masked(groups, _grouped.ALIGNED, a.shape[1])
+                tiles = grouped_tiles.masked(groups, schedule.height, a.shape[1])
+                schedule = replace(schedule, masked=True)
             hopper.multiply(a, b, out, tiles, schedule, SECTION, scale_a, scale_b)
             return out
     if a.dim() == 2:

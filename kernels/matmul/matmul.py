@@ -9,7 +9,7 @@ import torch
 from .._common import FLOATING, capability, cdiv, check, multiprocessors, operator
 from . import _few_rows as few_rows
 from . import _matmul as portable
-from ._dispatch import SIXTEEN, choose
+from ._dispatch import SIXTEEN, choose, filled
 from ._schedules import CHUNK
 
 
@@ -97,8 +97,13 @@ def _on_hopper(
         target.copy_(out)
     M, K = a.shape
     chosen = choose(SIXTEEN, M, out.shape[1], K, gated, multiprocessors(a))
+    a_turned = hopper.turned(a)
     schedule = replace(
-        chosen.schedule, a_turned=hopper.turned(a), b_turned=hopper.turned(weight), bias=bias is not None
+        chosen.schedule,
+        a_turned=a_turned,
+        b_turned=hopper.turned(weight),
+        bias=bias is not None,
+        filled=0 if a_turned else filled(chosen.schedule, M),
     )
     if adds:
         schedule = replace(schedule, adds=True, written=CHUNK * 2 // out.element_size())

@@ -104,11 +104,11 @@ def _launch(
         return out.zero_(), experts.zero_()
     x, router, gate_up, down = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, router, gate_up, down))
     eight = gate_up.dtype == torch.float8_e4m3fn
-    schedules = mixture(PROMOTED if eight else SIXTEEN, M * top_k / E)
-    if schedules is not None and capability(x.device)[0] == 9:
+    if capability(x.device)[0] == 9:
         from . import _experts_hopper as hopper  # where Gluon may be missing, it is not needed
 
         if hopper.takes(gate_up, down):
+            schedules = mixture(PROMOTED if eight else SIXTEEN, M * top_k / E)
             return hopper.experts(x, router, gate_up, down, scale_gate_up, scale_down, top_k, limit, schedules)
     choices = chosen(x, router, top_k)
     experts, shares = choices.experts, choices.shares

@@ -9,11 +9,21 @@ from __future__ import annotations
 import pytest
 import torch
 from kernelmark.kernels import _common
+from kernelmark.kernels.matmul._mx import reencode
 from kernelmark.kernels.matmul.fp8_matmul import fp8_matmul
 from kernelmark.kernels.matmul.grouped_fp8_matmul import grouped_fp8_matmul
+from kernelmark.suite.operators.mx_matmul import dequantized
 
 LAUNCHES = 100
-SHAPES = [(4096, 2880, 2880), (64, 2112, 7168), (345, 1296, 6976), (1, 752, 2448), (8066, 560, 4160)]
+SHAPES = [
+    (4096, 2880, 2880),
+    (64, 2112, 7168),
+    (345, 1296, 6976),
+    (1, 752, 2448),
+    (8066, 560, 4160),
+    (16, 1024, 2992),
+    (27, 7168, 2048),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +80,15 @@ def test_groups_give_the_same_bits(E, M, N, K):
     wide_b = b.double() * scale_b.double().repeat_interleave(128, 1)[:, :N].repeat_interleave(128, 2)[..., :K]
     want = wide_a @ wide_b.mT
     assert ((got.double() - want).norm() / want.norm()).item() < 0.006
+
+
+@pytest.mark.parametrize(("N", "K"), [(300, 2880), (1001, 1000), (128, 8192), (77, 90)])
+@pytest.mark.parametrize("spread", [0, 5, 14])
+def test_reencoding_is_exact(N, K, spread):
+    """By words with NVIDIA's byte permutation, and where rows are none byte by byte."""
+    torch.manual_seed(N + K)
+    q = torch.randint(0, 256, (N, K // 2), dtype=torch.uint8, device="cuda")
+    scales = torch.randint(110, 111 + spread, (N, -(-K // 32)), device="cuda").to(torch.uint8)
+    e4m3, tops = reencode(q, scales, K)
+    wide = e4m3.double() * tops.double().repeat_interleave(128, 0)[:N].repeat_interleave(128, 1)[:, :K]
+    assert torch.equal(wide, dequantized(q, scales, "mxfp4", None, torch.float64))

@@ -178,10 +178,18 @@ class Tiles:
         return tuple(of_tensor), tuple(of_tile)
 
 
+def part(tiles, buffer):
+    """Of a buffer the first rows, as many as a tile has."""
+    shape = tiles.block_type.shape
+    if len(shape) > 1 and buffer.data.dim() > 1:
+        return buffer.data.narrow(-2, 0, shape[-2]).view(shape)
+    return buffer.data.view(shape)
+
+
 def copy_in(tiles, at, barrier, target):
     of_tensor, of_tile = tiles.place(at)
-    target.data.zero_()
-    target.data.view(tiles.block_type.shape)[of_tile] = tiles.tensor[of_tensor]
+    tile = part(tiles, target).zero_()
+    tile[of_tile] = tiles.tensor[of_tensor]
     barrier.expected.bytes -= tiles.block_type.nbytes
     assert barrier.expected.bytes >= 0
     if barrier.expected.bytes == 0:
@@ -191,7 +199,7 @@ def copy_in(tiles, at, barrier, target):
 def copy_out(tiles, at, source):
     assert min(map(int, at)) >= 0, "an illegal instruction on an H200"
     of_tensor, of_tile = tiles.place(at)
-    tiles.tensor[of_tensor] = source.data.view(tiles.block_type.shape)[of_tile]
+    tiles.tensor[of_tensor] = part(tiles, source)[of_tile]
 
 
 def reduce(tiles, at, source):

@@ -182,6 +182,10 @@ CHANGES = [
     {"scales": "block", "staged": True, "gated": True, "quantized": True, "groups": 1},
     {"gated": True, "limit": 5.0},
     {"scales": "block", "gated": True, "quantized": True, "limit": 5.0},
+    {"groups": 1, "filled": 16},
+    {"groups": 1, "filled": 32, "gated": True},
+    {"groups": 1, "filled": 32, "scales": "block", "staged": True, "ahead": 2},
+    {"groups": 1, "filled": 16, "scales": "block", "gated": True, "quantized": True},
 ]
 
 
@@ -195,7 +199,7 @@ def test_right(played, changes, masked):
     """Groups of no rows, of few, and of more than a tile; rows, columns and K that no tile divides."""
     counts, N, K = [70, 0, 130, 5], 200, 112
     schedule = GroupedSchedule(**{"columns": 128, "step": 32, "stages": 2, "masked": masked, **changes})
-    height, E = 64 * schedule.groups, len(counts)
+    height, E = schedule.height, len(counts)
     played(3)
     if masked:
         a = drawn(E, 140, K)

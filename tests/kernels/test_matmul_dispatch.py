@@ -74,14 +74,35 @@ def test_scales_are_copied_for_long_products_alone(size, copied):
     assert dispatch.copied(*size, 132) == copied
 
 
+@given(st.sampled_from(KINDS), st.integers(1, 200), SIZES, st.booleans())
+def test_rows_that_are_not_there_are_not_loaded(kind, M, N, gated):
+    gated &= kind == dispatch.SIXTEEN
+    chosen = dispatch.choose(kind, M, N, 4096, gated, 132).schedule
+    filled = dispatch.filled(chosen, M)
+    assert filled in (0, 16, 32)
+    assert filled >= M or filled == 0
+    assert (filled > 0) == (M <= 32)  # nothing else is chosen for so few
+
+
+@given(st.sampled_from(["block", "row"]), st.integers(1, 300), st.integers(1, 4000), SIZES)
+def test_groups_take_lower_tiles_where_others_would_leave_programs_idle(recipe, E, rows, N):
+    chosen = dispatch.grouped(recipe, E, rows, N, 132)
+    assert chosen.scales == recipe
+    assert 128 % chosen.height == 0  # groups that follow each other begin at multiples of it
+    wide = E * dispatch.tiles(dispatch.GROUPED_FP8[recipe], rows, N)
+    low = recipe == "block" and (rows <= 64 or wide < 264)
+    assert (chosen.height == 64) == low
+
+
 def test_schedules_of_groups_fit():
     """Groups begin at multiples of 128 rows; the two products of a mixture have tiles as high."""
-    schedules = [*dispatch.GROUPED_FP8.values()]
-    assert all(x.groups * x.rows == 128 for x in schedules)
+    schedules = [
+        dispatch.grouped(x, 32, *y, 132) for x in ("block", "row") for y in ((64, 256), (999, 128), (999, 256))
+    ]
     for kind, some in dispatch.MIXTURES.items():
         for _, chosen in some:
             schedules += chosen.gated, chosen.plain
-            assert {x.groups * x.rows for x in (chosen.gated, chosen.plain)} == {chosen.height}
+            assert {x.height for x in (chosen.gated, chosen.plain)} == {chosen.height}
             assert chosen.plain.promoted == chosen.gated.promoted == (kind == dispatch.PROMOTED)
     for x in schedules:
         size = 2 if x.step == 64 else 1
@@ -93,7 +114,7 @@ def test_schedules_of_groups_fit():
 @given(st.sampled_from([*dispatch.MIXTURES]), st.floats(0, 1e5))
 def test_a_mixture_takes_the_schedules_of_the_most_rows_that_it_has(kind, each):
     fitting = [(least, x) for least, x in dispatch.MIXTURES[kind] if least <= each]
-    assert dispatch.mixture(kind, each) == (max(fitting, key=lambda x: x[0])[1] if fitting else None)
+    assert dispatch.mixture(kind, each) == max(fitting, key=lambda x: x[0])[1]
 
 
 def test_what_is_tuned_is_there():
@@ -122,6 +143,7 @@ def test_the_table_has_a_journal_and_is_made_of_it():
         chosen = json.dumps(description(schedule), sort_keys=True), int(shares), section
         assert times[at][chosen] < 1.02 * min(times[at].values()), at
     assert (folder / dispatch.GROUPED_SOURCE).is_file()
+    assert (folder / dispatch.FEW_SOURCE).is_file()
 
 
 def test_the_plans_random_shapes_are_off_the_table():

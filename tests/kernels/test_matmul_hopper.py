@@ -178,6 +178,21 @@ def test_right(played, changes, shared):
         same(product(200, 272, 112, schedule, dealt, bias=schedule.bias))
 
 
+@pytest.mark.parametrize(("M", "filled"), [(1, 16), (16, 16), (21, 32), (32, 32)])
+@pytest.mark.parametrize("changes", [{}, {"bias": True}, {"scales": "row"}, {"scales": "block", "staged": True}])
+@pytest.mark.parametrize("shared", [False, True])
+def test_few_rows(played, M, filled, changes, shared):
+    """What is loaded and written are these alone; the others' numbers come into no result. Scales of steps that are
+    staged begin at 16 bytes.
+    """
+    M = -(-M // 4) * 4 if "staged" in changes else M
+    played(5)
+    schedule = Schedule(
+        **{"columns": 64, "groups": 1, "step": 32, "stages": 2, "shared": shared, "filled": filled, **changes}
+    )
+    same(product(M, 272, 112, schedule, 0 if shared else None, bias=schedule.bias))
+
+
 @pytest.mark.parametrize("changes", [{}, {"groups": 1, "columns": 64}, {"rows": 64, "groups": 3}])
 @pytest.mark.parametrize("shared", [False, True])
 def test_added_to_what_is_there(played, changes, shared):

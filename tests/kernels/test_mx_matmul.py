@@ -27,21 +27,28 @@ def test_agrees_with_8_bit_inputs(agrees):
     agrees("mx_matmul", {"M": 5, "N": 140, "K": 288}, "e4m3")
 
 
+@pytest.mark.parametrize("K", [288, 264, 266])
 @pytest.mark.parametrize("spread", [0, 14, 15])
-def test_reencoding_is_exact(spread):
-    """As far as scales are within 2^14 of each other, and for no more."""
+def test_reencoding_is_exact(spread, K):
+    """As far as scales are within 2^14 of each other, and for no more; of rows by words, and byte by byte."""
     exponents = torch.randint(0, spread + 1, (150, 9))
     exponents[0, ::4], exponents[128, ::4] = 0, spread
     exponents[1, ::4], exponents[129, ::4] = spread, 0
-    weight = torch.randn(150, 288) * torch.exp2(exponents.float()).repeat_interleave(32, 1)
-    q, _, _ = quantized(weight, "mxfp4")
-    q[:] = torch.randint(0, 256, q.shape, dtype=torch.uint8)
+    q = torch.randint(0, 256, (150, K // 2), dtype=torch.uint8)
     scales = (exponents + 110).to(torch.uint8)
-    e4m3, tops = reencode(q, scales, 288)
-    wide = e4m3.double() * tops.double().repeat_interleave(128, 0)[:150].repeat_interleave(128, 1)[:, :288]
+    e4m3, tops = reencode(q, scales, K)
+    wide = e4m3.double() * tops.double().repeat_interleave(128, 0)[:150].repeat_interleave(128, 1)[:, :K]
     want = dequantized(q, scales, "mxfp4", None, torch.float64)
     assert torch.equal(wide, want) == (spread <= 14)
     torch.testing.assert_close(wide, want, rtol=0, atol=2.0 ** (spread - 16 + 110 - 127))
+
+
+def test_a_group_that_is_no_number_stays_none():
+    q, scales = torch.randint(0, 256, (4, 64), dtype=torch.uint8), torch.full((4, 4), 120, dtype=torch.uint8)
+    scales[2, 1] = 255
+    e4m3, _ = reencode(q, scales, 128)
+    assert e4m3[2, 32:64].float().isnan().all()
+    assert e4m3.float().isnan().sum() == 32
 
 
 @FORMATS
