@@ -35,8 +35,11 @@ class Ended(KeyboardInterrupt):
 
 
 def first_line(said: object, otherwise: str = "") -> str:
-    """The first line of an exception's text or a program's output, for one line of a message."""
-    return (str(said).strip().splitlines() or [otherwise])[0]
+    """The first line of an exception's text or a program's output, for one line of a message; where it ends in a
+    colon, with what it announces.
+    """
+    lines = [x.strip() for x in str(said).splitlines() if x.strip()]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else otherwise
 
 
 def last_line(said: str, otherwise: str = "it said nothing") -> str:

@@ -166,6 +166,15 @@ HOST_PEAK = Metric(
     across="maximum",
     about="Most memory that the process took of its host so far, this system's and earlier ones'.",
 )
+SAMPLES_PER_S = Metric(
+    "samples_per_s",
+    "samples/s",
+    better="higher",
+    label="samples/s",
+    shown="table",
+    about="Sequences over time: of a step, or of passes that are queued one behind the other. On several GPUs, of "
+    "each.",
+)
 PEAKS = (MEMORY.name, "peak_allocated", "pass_memory", "generation_memory")
 """Metrics that are a device's peak memory, each by whoever measures it: an operator's case, `train`, `forward`,
 `generate`. A row has one at most, and rows of one case have the same."""

@@ -13,7 +13,7 @@ from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ...registry.store.metric import Metric, Ratio
+from ...registry.store.metric import SAMPLES_PER_S, Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..catalog import Catalog
 from ..measure.rounding import rounded
@@ -42,14 +42,7 @@ METRICS = (
         shown="table",
         about="Wall time of a single pass on an idle device, launches and waiting for it included.",
     ),
-    Metric(
-        "samples_per_s",
-        "samples/s",
-        better="higher",
-        label="samples/s",
-        shown="table",
-        about="Sequences over time of passes that are queued one behind the other.",
-    ),
+    SAMPLES_PER_S,
     Metric(
         "pass_mfu",
         "1",

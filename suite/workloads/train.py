@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...registry.store.metric import EXPOSED, HOST_PEAK, Equivalence, Metric, Ratio
+from ...registry.store.metric import EXPOSED, HOST_PEAK, SAMPLES_PER_S, Equivalence, Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..catalog import Catalog
 from ..definition import grid
@@ -68,13 +68,7 @@ METRICS = (
         shown="table",
         about="Tokens of a step over its time; on several GPUs, of each.",
     ),
-    Metric(
-        "samples_per_s",
-        "samples/s",
-        better="higher",
-        label="samples/s",
-        about="Sequences of a step over its time; on several GPUs, of each.",
-    ),
+    SAMPLES_PER_S,
     Metric(
         "epoch",
         "s",

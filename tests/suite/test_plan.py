@@ -85,6 +85,12 @@ def test_builtin(name, device):
         assert all(x in plan.cases for x in standard)
 
 
+@pytest.mark.parametrize("name", sorted(x.stem for x in plans.FILES.glob("*.toml")))
+def test_a_plans_metrics_have_one_meaning(name):
+    """A run's header has one list for all of its cases, of operators and of workloads."""
+    assert OWN.metrics(plans.load(name, OWN, "cuda").cases)
+
+
 def test_crossing_is_of_equal_width_at_the_same_lengths():
     plan = plans.load("crossing", OWN, "cuda")
     assert (plan.name, plan.replicates) == ("crossing", 5)
