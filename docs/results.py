@@ -52,8 +52,13 @@ MATMUL_TORCH = "20261124-144322-85f1"
 """The whole plan beside what lives with PyTorch."""
 MATMUL_BEFORE = "20261124-043304-7d23"
 """With every peer but quack, before a producer was one warp."""
+MATMUL_FEW = "20261124-183548-de66"
+"""Five operators again, since products of few rows load those alone."""
+LANGUAGES = "20261124-183154-fee7"
 TRAIN = "20261122-193610-d51b"
 TECHNIQUES = "20261122-193737-eb40"
+TECHNIQUES_PART = "20261124-185110-eaf7"
+"""Plan `memory-techniques`, as much as 300 s hold."""
 RANKS = "20261122-224109-fd6e"
 CONTEXT = "20261122-224219-d717"
 DECODING = "20261122-224448-6d44"
@@ -193,10 +198,13 @@ def page() -> str:
         *_products("Matrix products", MATMUL, BESIDE),
         *_products("Matrix products beside PyTorch's", MATMUL_TORCH, WITH_TORCH, ELSEWHERE),
         *_since(),
+        *_fewer(),
+        *_every("Products in other kernel languages", LANGUAGES),
         *_every("Products of up to 16 rows", FEW_ROWS),
         *_every("ONNX Runtime's CUDA provider", ONNX),
         *_steps(),
         *_every("A training step before, beside other systems", TRAIN),
+        *_every("Techniques of training, as far as they came", TECHNIQUES_PART),
         *_every("Launches and optimizer states in a training step", TECHNIQUES),
         *_worth(),
         *_truth(),
@@ -549,6 +557,52 @@ def _since() -> list[str]:
         "DeepGEMM's time over ours, each within its own run, as geometric means over the cases that both runs "
         f"have. Before: {_where(journal(MATMUL_BEFORE))} On another H200 of that kind.",
         _table(["products", "shapes", "cases", "before", "since"], lines),
+    ]
+
+
+ROWS_OF_A = ((1, 3), (4, 16), (17, 32), (33, 150), (151, 1000), (1001, 1 << 20))
+
+
+def _fewer() -> list[str]:
+    """Products before and since few rows are loaded alone: by how many there are, then groups, mixtures and MXFP4
+    by E4M3 case by case.
+    """
+
+    def by_case(run: str) -> dict[tuple[str, str], dict[str, Row]]:
+        found: dict[tuple[str, str], dict[str, Row]] = {}
+        for x in rows_of(run):
+            if x.value() is not None:
+                found.setdefault((x.operator, x.case), {})[x.implementation] = x
+        return found
+
+    before, since = by_case(MATMUL), by_case(MATMUL_FEW)
+    both = sorted(x for x in since if PROVIDER in since[x] and PROVIDER in before.get(x, {}))
+    lines = []
+    for least, most in ROWS_OF_A:
+        here = [x for x in both if x[0] == "fp8_matmul" and least <= since[x][PROVIDER].axes["M"] <= most]
+        shares = [_value(since[x][PROVIDER]) / _value(before[x][PROVIDER]) for x in here]
+        if shares:
+            words = f"{least:,} to {most:,}" if most < 1 << 20 else f"from {least:,} on"
+            lines.append([words, str(len(shares)), _ratio(float(np.exp(np.mean(np.log(shares)))))])
+    every = []
+    for at in both:
+        ours = since[at][PROVIDER]
+        reencoded = at[0] == "mx_matmul" and ours.dtype == "e4m3"
+        if at[0] not in ("grouped_fp8_matmul", "moe") and not reencoded:
+            continue
+        best = since[at].get(ours.best_baseline or "")
+        every.append([
+            f"`{at[0]}`", at[1].removesuffix("-forward"), figures.number(_value(before[at][PROVIDER])),
+            figures.number(_value(ours)), f"`{best.implementation}`" if best else figures.DASH,
+            figures.number(best.value()) if best else figures.DASH,
+        ])  # fmt: skip
+    return [
+        "### Few rows, groups, mixtures and MXFP4 since",
+        f"{_where(journal(MATMUL_FEW))} On another H200 of that kind, beside PyTorch and as much of vLLM's "
+        "environment as there was time for: its rows are few, so that the fastest other of a case may be one that "
+        "a peer would have passed. *Before* is the run of [the first table](#matrix-products).",
+        _table(["`fp8_matmul`, rows of A", "cases", "time since over before"], lines),
+        _table(["operator", "case", "ours before, ms", "ours, ms", "fastest other of this run", "its ms"], every),
     ]
 
 

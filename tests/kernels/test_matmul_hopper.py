@@ -182,8 +182,8 @@ def test_right(played, changes, shared):
 @pytest.mark.parametrize("changes", [{}, {"bias": True}, {"scales": "row"}, {"scales": "block", "staged": True}])
 @pytest.mark.parametrize("shared", [False, True])
 def test_few_rows(played, M, filled, changes, shared):
-    """What is loaded and written are these alone; the others' numbers come into no result. Scales of steps that are
-    staged begin at 16 bytes.
+    """These alone are loaded and written; the others' numbers come into no result. Scales that are staged begin at
+    16 bytes.
     """
     M = -(-M // 4) * 4 if "staged" in changes else M
     played(5)
