@@ -13,7 +13,7 @@ def _widened(scale, rows, columns, height):
 
 
 def multiply(a, b, out, tiles, schedule, section, scale_a=None, scale_b=None, out_scale=None):
-    assert tiles.height == schedule.groups * schedule.rows
+    assert tiles.height == schedule.height
     N, K = out.shape[-1], a.shape[-1]
     total = int(tiles.total)
     assert total <= tiles.most

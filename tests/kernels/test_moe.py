@@ -88,9 +88,11 @@ def test_what_cannot_be_mapped_takes_the_portable_kernel(agrees, on_hopper):
     assert on_hopper == []
 
 
-def test_few_rows_take_the_portable_kernel(agrees, on_hopper):
-    agrees("moe", AXES | {"M": 100}, "bf16")
-    assert on_hopper == []
+@pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
+@pytest.mark.parametrize(("M", "height"), [(1, 16), (11, 16), (18, 32), (40, 64)])
+def test_few_rows_an_expert_have_low_tiles(agrees, on_hopper, M, height, dtype):
+    agrees("moe", {"M": M, "D": 160, "F": 144, "E": 3, "K": 2}, dtype, skew=1)
+    assert [x.height for x in on_hopper] == [height, height]
 
 
 @pytest.mark.parametrize(("M", "E", "k"), [(1, 3, 3), (37, 9, 2)])
