@@ -24,7 +24,7 @@ from ..workload import Workload
 from . import _inference as inference
 from ._expected import random_step
 from ._forward import PartsPasses
-from ._peaks import peak_allocated
+from ._peaks import Left, peak_allocated
 from ._random import generator
 from ._recipe import PEAK_BF16
 
@@ -153,6 +153,7 @@ class Run:
         self.session = session
         self.expected = expected
         self.cuda = session.device.kind == "cuda"
+        self.left = Left.now(self.cuda)
         self.tokens = expected.tokens[0].clone()
         self.error = 0.0
         self.first_ms = 0.0
@@ -229,6 +230,7 @@ class Run:
             converged=converged(samples, sampling),
             telemetry=watch.telemetry(),
             throttled=tuple(watch.throttled),
+            remarks=self.left.remarks,
         )
 
     def queued(self, count: int) -> list[float]:
@@ -246,7 +248,7 @@ class Run:
         """Peak memory of the device; a CPU's allocator keeps no account."""
         if not self.cuda:
             return {}
-        peak = peak_allocated()
+        peak = peak_allocated(self.left)
         chosen = read(self.case)
         weights = chosen.model.parameters(chosen.configuration) * BYTES[self.case.dtype]
         return {

@@ -21,7 +21,7 @@ from ..operator import BYTES
 from ..system import Assembly
 from . import _inference as inference
 from ._generate import PartsGenerates
-from ._peaks import peak_allocated
+from ._peaks import Left, peak_allocated
 from ._random import generator
 from ._recipe import PEAK_BF16
 from ._serving import engine
@@ -256,6 +256,7 @@ class Run:
     def __init__(self, case: Case, system: Generates, session: Session, expected: Expected) -> None:
         self.case, self.system, self.session, self.expected = case, system, session, expected
         self.cuda = session.device.kind == "cuda"
+        self.left = Left.now(self.cuda)
         self.eight_bits = getattr(system, "products", "dtype") == "e4m3"
         self.N = case.axes["N"]
         self.checked = random.Random(f"{session.seed}/checked").randrange(3)
@@ -361,7 +362,7 @@ class Run:
             self.whole.append(took)
             self.watch.read(len(self.steps) - len(edges) + 1, len(self.steps))
         if self.cuda:  # before the model in fp32 lies beside the system's
-            self.peak = float(peak_allocated())
+            self.peak = float(peak_allocated(self.left))
 
     def summarize(self) -> Measurement:
         """What is recorded."""
@@ -401,7 +402,7 @@ class Run:
             converged=converged(self.steps, self.session.sampling),
             telemetry=self.watch.telemetry(),
             throttled=tuple(self.watch.throttled),
-            remarks=tuple(getattr(self.system, "remarks", ())),
+            remarks=(*getattr(self.system, "remarks", ()), *self.left.remarks),
         )
 
 

@@ -33,7 +33,7 @@ from ._arms import ArmTrainer
 from ._continued import CONTINUES
 from ._hooks import HOOKS, way
 from ._parallel import WAYS
-from ._peaks import peak_allocated
+from ._peaks import Left, peak_allocated
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._split import DIVIDED
 from ._trainer import PartsTrainer
@@ -342,6 +342,7 @@ class Program:
         if sent == "approximated":
             self.bound = replace(self.bound, gradient=inf, change=inf)  # measured, and held to the loss alone
         self.cuda = session.device.kind == "cuda"
+        self.left = Left.now(self.cuda)
         self.group = session.group
         divided = self.spread is not None and self.spread.divided
         self.share = 1 / self.group.size if divided else 1.0
@@ -489,7 +490,7 @@ class Program:
         if self.cuda:
             import torch
 
-            now = (peak_allocated(), torch.cuda.max_memory_reserved())
+            now = (peak_allocated(self.left), torch.cuda.max_memory_reserved())
             self.peaks = (max(self.peaks[0], now[0]), max(self.peaks[1], now[1]))
 
     def summarize(self, samples: list[float], watch: Watch) -> Measurement:
@@ -545,9 +546,10 @@ class Program:
 
     def _remarks(self) -> tuple[str, ...]:
         if not self.sliced:
-            return ()
+            return self.left.remarks
         layers = self.recipe.checked.chosen.configuration.layers
-        return (f"checked with {layers} of its {self.recipe.chosen.configuration.layers} layers",)
+        whole = self.recipe.chosen.configuration.layers
+        return (f"checked with {layers} of its {whole} layers", *self.left.remarks)
 
 
 def _finite(x: float) -> bool:
