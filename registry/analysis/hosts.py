@@ -1,7 +1,8 @@
 """Whether the hosts of a fleet agree, by a control case that each of them measured. Pure.
 
-The unit is a process's value, as everywhere. A host is held against the geometric mean of the others. Every host
-has a spread of its own, which is never pooled: Welch's interval.
+The unit is a process's value, as everywhere. A host is held against the geometric mean of the others; a
+board that a shard went over to counts as a host. Every host has a spread of its own, which is never pooled:
+Welch's interval.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ def agreement(shards: Sequence[Journal]) -> tuple[HostRow, ...]:
         for record in shard.records:
             if host is not None and record.primary and record.case.full_name == control:
                 value = summarized(record.primary, metrics[record.case.primary].summary)
+                place = str(host) if record.board is msgspec.UNSET else record.board
                 if value > 0:
-                    values.setdefault(record.identity, {}).setdefault(str(host), []).append(math.log(value))
+                    values.setdefault(record.identity, {}).setdefault(place, []).append(math.log(value))
     return tuple(
         _row(key, host, hosts) for key, hosts in sorted(values.items()) if len(hosts) > 1 for host in sorted(hosts)
     )

@@ -22,6 +22,7 @@ from ..store.record import (
     EAGER,
     GPUS,
     PROVIDER,
+    UNKNOWN,
     YARDSTICK,
     Cache,
     Case,
@@ -32,6 +33,7 @@ from ..store.record import (
     Record,
     Status,
     baseline,
+    boards,
     ended,
     versions_count,
 )
@@ -495,6 +497,7 @@ def described(journal: Journal) -> dict[str, Any]:
         "comparability_key": journal.header.key,
         "conditions": header["conditions"],
         "environment": header["environment"],
+        "boards": sorted(boards(journal.header, journal.records) - {UNKNOWN}),
         "complete": any(x.complete for x in journal.footers),
         "torn": journal.torn,
         "wall_s": sum(x.wall_s for x in journal.footers) or None,

@@ -68,6 +68,7 @@ class Bounds:
                 _whole(line.replicate, 0, REPLICATES, "replicate")
                 _measured((line.time_ms,), "time_ms")
                 _name(line.dtype, "dtype")
+                _board(line.board)
             case Launches():
                 _launches(line)
             case Footer():
@@ -99,6 +100,7 @@ class Bounds:
             _whole(record.position, 0, LINES, "position")
         if record.reason is not None and (len(record.reason) > TEXT or _SUSPECT.search(raw)):
             set_(record, "reason", _text(record.reason) or "-")
+        _board(record.board)
         if record.spent_s:
             _seconds(record.spent_s, "spent_s")
         if record.measurement is not None:
@@ -140,6 +142,11 @@ class Bounds:
             _name(name, field)
             known = self._names[name] = name
         return known
+
+
+def _board(board: str | msgspec.UnsetType) -> None:
+    if board is not msgspec.UNSET:
+        _name(board, "board")
 
 
 def _launches(line: Launches) -> None:

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .metric import LATENCY, Metric, summarized
-from .record import HOST, Header, Key, Measurement, Record, ended, versions_count
+from .record import HOST, Header, Key, Measurement, Record, boards, ended, versions_count
 
 
 @dataclass(frozen=True)
 class Processes:
     """A row's value of the primary metric by process, in the metric's unit; NaN where a process has none.
 
-    `definition` is what was computed, by which timer, in a fleet on which host, and by which version of the row's
-    library: values of different ones do not belong together.
+    `definition` is what was computed, by which timer, in a fleet on which host, on which boards where they were
+    several, and by which version of the row's library: values of different ones do not belong together.
     """
 
     values: tuple[float, ...]
@@ -76,6 +76,8 @@ def process_values(header: Header, records: Iterable[Record]) -> dict[Key, Proce
         timers = sorted({x.measurement.timer for x in mine if x.measurement is not None})
         host = header.request.hosts.get(f"{key.operator}/{key.case}", whole)
         places = [str(host)] if host else []
+        # Their spread holds that between boards, which processes of one board do not have.
+        places += sorted(several) if len(several := boards(header, mine)) > 1 else []
         versions = [str(mine[0].version)] if counted else []
         out[key] = Processes(
             tuple(value(x, metric) for x in measurements(numbered, header.replicates)),

@@ -11,7 +11,7 @@ None, never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -65,6 +65,11 @@ def versions_count(conditions: Mapping[str, Scalar]) -> bool:
 
 HOST = "host"
 """In a header's environment: a hash that tells hosts of one fleet apart and names none of them."""
+
+BOARDS = "gpu/boards"
+"""In a header's environment: a hash that tells the GPUs of a run from others; of several, where it began."""
+UNKNOWN = "unknown"
+"""In the place of a board's hash, of journals that do not say it: older ones, and those of a CPU."""
 
 
 def baseline(provider: str, implementation: str) -> bool:
@@ -172,7 +177,8 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Autotuned kernels that ran, each with the configuration that won."""
     remarks: tuple[str, ...] = ()
     """What the implementation had changed in the process of its rivals that the harness put back, who else was on
-    the GPU, why its energy is not known, and why a row does not bear its name."""
+    the GPU, why its energy is not known, why a row does not bear its name, and that other rows of its case were
+    measured on another board."""
     code: str | None = None
     """How many kernels a call launches, and a hash of their machine code, grids and arguments in order; None where
     it was not asked for or cannot be told."""
@@ -202,6 +208,9 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     measurement: Measurement | None = None
     spent_s: dict[str, float] = {}
     """Seconds per stage, also for what did not end well."""
+    board: str | msgspec.UnsetType = msgspec.UNSET
+    """The hash of the GPUs that it was measured on, where they are others than its header's `BOARDS`. Not written
+    where they are the same: lines of a run on one board are what they always were."""
 
     def __post_init__(self) -> None:
         if (self.status == "ok") != (self.measurement is not None):
@@ -220,6 +229,15 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     def primary(self) -> tuple[float, ...]:
         """The samples of the primary metric; none where the status is not ok."""
         return self.measurement.samples[self.case.primary] if self.measurement is not None else ()
+
+
+def boards(header: Header, records: Iterable[Record]) -> frozenset[str]:
+    """The boards that what ended well among these was measured on, by their hashes; one that is not known is
+    `UNKNOWN`.
+    """
+    began = str(header.environment.get(BOARDS) or UNKNOWN)
+    measured = (x for x in records if x.measurement is not None)
+    return frozenset(began if x.board is msgspec.UNSET else x.board for x in measured)
 
 
 _WORST_FIRST = ("incorrect", "crashed", "timeout", "out_of_memory", "error", "unavailable", "unsupported")
@@ -254,6 +272,8 @@ class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     time_ms: float
     replicate: int
     dtype: str | None = None
+    board: str | msgspec.UnsetType = msgspec.UNSET
+    """As of a `Record`."""
 
     def __post_init__(self) -> None:
         if self.size <= 0 or not 0 < self.time_ms < math.inf:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -12,7 +14,7 @@ from ..errors import InputError, short
 from .home import Home
 from .journal import Journal, encode, read
 from .metric import Metric
-from .record import HOST, Case, Footer, Header, Line, Record
+from .record import BOARDS, HOST, Case, Ceiling, Footer, Header, Line, Record
 
 _SAME = ("schema_version", "commit", "dirty", "plan", "seed", "replicates", "device", "key", "harness")
 """Of the header: what all shards of a run have in common."""
@@ -53,7 +55,7 @@ def join(journals: Sequence[Journal]) -> Journal:
         if apart:
             raise InputError(f"shards of run {first.run} differ in {', '.join(apart)}: they are no one run.")
         seen.setdefault(shard[0], journal)
-    ordered = [seen[x] for x in sorted(seen)]
+    ordered = _boards_told([seen[x] for x in sorted(seen)])
     missing = missing_of([x.header for x in ordered])
     measured = [(x, _own(x, first=not i)) for i, x in enumerate(ordered)]
     request = msgspec.structs.replace(
@@ -83,6 +85,30 @@ def join(journals: Sequence[Journal]) -> Journal:
         footers=_footers(ordered, bool(missing)),
         launches=tuple(y for x in ordered for y in x.launches),
     )
+
+
+def _boards_told(journals: list[Journal]) -> list[Journal]:
+    """The same; where one went over to another board every line says its own, as they get one header."""
+    if all(y.board is msgspec.UNSET for x in journals for y in x.records):
+        return journals
+    return [
+        dataclasses.replace(
+            x,
+            records=tuple(_told(y, x.header) for y in x.records),
+            ceilings=tuple(_told(y, x.header) for y in x.ceilings),
+        )
+        for x in journals
+    ]
+
+
+_Placed = TypeVar("_Placed", Record, Ceiling)
+
+
+def _told(line: _Placed, header: Header) -> _Placed:
+    board = header.environment.get(BOARDS)
+    if board is None or line.board is not msgspec.UNSET:
+        return line
+    return msgspec.structs.replace(line, board=str(board))
 
 
 def _own(journal: Journal, first: bool) -> tuple[list[Case], list[Record]]:

@@ -11,7 +11,7 @@ from ..analysis.rows import FASTER, Row, category
 from ..analysis.speedups import excludes_one, mean_bounds
 from ..analysis.statistics import geometric_mean
 from ..store.journal import Journal
-from ..store.record import SLOWED, Header
+from ..store.record import SLOWED, Header, boards
 from .grouping import CaseRows, cases
 
 
@@ -151,6 +151,8 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
         out.append("CPU run: every number here is of the host's processor, not of a GPU.")
     if not any(x.complete for x in journal.footers):
         out.append("Incomplete: the run was stopped before its plan was done; what was measured is shown.")
+    if (count := len(boards(journal.header, journal.records))) > 1:
+        out.append(f"Measured on {count} boards of one kind: intervals hold the spread between them, too.")
     if journal.torn:
         out.append("The journal's last line was cut off; that line is lost.")
     if journal.header.dirty:
@@ -179,7 +181,7 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _remarked(journal: Journal) -> list[str]:
-    """What implementations had changed in their rivals' process, once each."""
+    """What implementations had changed in their rivals' process and other remarks, once each."""
     found = dict.fromkeys(
         f"{record.implementation}: {remark}."
         for record in journal.records

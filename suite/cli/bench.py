@@ -14,7 +14,7 @@ from ...registry.store.home import Home
 from ...registry.store.journal import read
 from ...registry.store.transfer import whole_lines
 from . import names
-from .choosing import asked_for, choosing, shared
+from .choosing import asked_for, choosing, shared, with_resume
 from .container_options import build_options, options, tell
 from .results import present, writable
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..container.build import Options
 
 HERE = (
-    *("image", "gpus", "resume", "memory", "shm_size", "output", "no_report", "journal_only"),
+    *("image", "gpus", "resume", "any_board", "memory", "shm_size", "output", "no_report", "journal_only"),
     *("build_network", "ca_bundle", "pip_conf", "stand_in"),
 )
 """What is of this machine and this launch, and may be another when a run goes on."""
@@ -50,6 +50,7 @@ HERE = (
     shell_complete=names.runs,
     help="Go on with a run that was interrupted, in the same image.",
 )
+@shared("any_board")
 @click.option("--memory", metavar="SIZE", help="Memory of the container, as 16g; default: no limit.")
 @click.option("--shm-size", default="1g", show_default=True, metavar="SIZE", help="Its shared memory.")
 @shared("output", "no_report", "journal_only")
@@ -67,6 +68,7 @@ def command_bench(
     control: str | None,
     seed: int | None,
     resume: str | None,
+    any_board: bool,
     memory: str | None,
     shm_size: str,
     output: Path | None,
@@ -83,6 +85,7 @@ def command_bench(
     from ..container.launch import Job, Limits
     from ..container.session import prepare
 
+    with_resume(resume)
     home = Home(output)
     writable(home)
     files: dict[str, bytes] = {}
@@ -92,7 +95,7 @@ def command_bench(
         path = home.find(resume)
         run = read(path).header.run
         files[f"journals/{run}.jsonl"] = b"".join(x + b"\n" for x in whole_lines(path))
-        asked = ["--resume", run]
+        asked = ["--resume", run, *(["--any-board"] if any_board else [])]
     else:
         asked = ["--plan", _plan(choice.plan, files), *choice.words]
         for option, value in (

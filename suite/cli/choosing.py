@@ -10,6 +10,7 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
+from ...registry.errors import InputError
 from ...registry.store.record import Pass, Status
 from ..choice import Choice
 from ..plan import BUILTIN
@@ -93,6 +94,11 @@ _SHARED = {
         metavar="OPERATOR/CASE",
         help="With --shard: a case that every shard measures, to hold machines against each other.",
     ),
+    "any_board": click.option(
+        "--any-board",
+        is_flag=True,
+        help="With --resume: on another board of the same kind, too; its rows say so.",
+    ),
     "seed": click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded."),
     "output": click.option(
         "--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME."
@@ -132,6 +138,13 @@ def shared(*options: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return command
 
     return decorate
+
+
+def with_resume(resume: str | None) -> None:
+    """Raises `InputError` where --any-board is asked for a run that begins: it has no other board yet."""
+    source = click.get_current_context().get_parameter_source("any_board")
+    if resume is None and source is ParameterSource.COMMANDLINE:
+        raise InputError("--any-board goes on with a run on another board; it needs --resume RUN.")
 
 
 def asked_for(

@@ -31,7 +31,7 @@ from ..run import supervisor
 from ..run.fingerprint import device_named
 from ..run.forkserver import ForkServers
 from . import names
-from .choosing import HOW, WHAT, asked_for, choosing, shared
+from .choosing import HOW, WHAT, asked_for, choosing, shared, with_resume
 from .results import heard, present, tell, writable
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ NOBODY = "-"
 
 AFTER = ("no_report", "journal_only", "fail_on", "validate", "ci", "quick")
 """What `--parallel` does with the whole run, or by itself; beside these it takes what a shard takes."""
+RESUMED = ("resume", "any_board", "output", "gpus", "no_report", "journal_only", "fail_on")
+"""What a run that goes on takes: what is of this machine and this launch."""
 WRONG: tuple[Status, ...] = ("incorrect", "crashed", "error", "timeout", "out_of_memory")
 """How a row of ours ends that a continuous integration should stop for."""
 
@@ -66,7 +68,7 @@ WRONG: tuple[Status, ...] = ("incorrect", "crashed", "error", "timeout", "out_of
     "--parallel", is_flag=True, help="Shards side by side, one on each of --gpus; a condition of the rows."
 )
 @click.option("--resume", metavar="RUN", shell_complete=names.runs, help="Go on with a run that was interrupted.")
-@shared("seed", "output", "no_report", "journal_only")
+@shared("any_board", "seed", "output", "no_report", "journal_only")
 @click.option("--quick", is_flag=True, help="Short for --plan quick.")
 @click.option("--validate", is_flag=True, help="Then as `kernelmark validate`, exit code included.")
 @click.option(
@@ -88,6 +90,7 @@ def command_run(
     control: str | None,
     parallel: bool,
     resume: str | None,
+    any_board: bool,
     seed: int | None,
     output: Path | None,
     no_report: bool,
@@ -100,6 +103,7 @@ def command_run(
     """Measure a plan and record it."""
     from .progress import progress
 
+    with_resume(resume)
     choice = choice.of_plan("quick") if quick else choice
     home = Home(output)
     if not dry_run:
@@ -114,9 +118,9 @@ def command_run(
     catalog = Catalog.default()
     with progress() as listener, servers:
         if resume is not None:
-            if asked := asked_for(ctx, but=("resume", "output", "gpus", "no_report", "journal_only", "fail_on")):
+            if asked := asked_for(ctx, but=RESUMED):
                 raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
-            run = supervisor.resume(resume, home, catalog, listener, servers)
+            run = supervisor.resume(resume, home, catalog, listener, servers, any_board=any_board)
             run.gpus = _gpus(gpus, run.device)
         else:
             chosen = device_named(device)

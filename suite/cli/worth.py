@@ -14,6 +14,7 @@ from ..catalog import Catalog
 from ..run import explaining, supervisor
 from ..run.fingerprint import device_named
 from . import names
+from .choosing import shared, with_resume
 from .results import present, writable
 
 
@@ -46,6 +47,7 @@ from .results import present, writable
     help="Profile the steps of which more or less was measured than expected, and say what differs.",
 )
 @click.option("--resume", metavar="RUN", shell_complete=names.runs, help="Go on with a run that was interrupted.")
+@shared("any_board")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
 @click.option("--journal-only", is_flag=True, help="Write the journal and leave the rest to another machine.")
 def command_worth(
@@ -64,6 +66,7 @@ def command_worth(
     seed: int | None,
     explain: bool,
     resume: str | None,
+    any_board: bool,
     output: Path | None,
     journal_only: bool,
 ) -> None:
@@ -77,12 +80,13 @@ def command_worth(
     from ..plan import of_worth
     from .progress import progress
 
+    with_resume(resume)
     home = Home(output)
     writable(home)
     catalog = Catalog.default()
     with progress() as listener:
         if resume is not None:
-            run = supervisor.resume(resume, home, catalog, listener)
+            run = supervisor.resume(resume, home, catalog, listener, any_board=any_board)
         elif model is None:
             raise InputError("say which model: kernelmark worth MODEL; kernelmark list names them.")
         else:

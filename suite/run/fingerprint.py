@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...registry.errors import InputError
-from ...registry.store.record import DEVICES, HOST, DeviceKind, Scalar
+from ...registry.store.record import BOARDS, DEVICES, HOST, DeviceKind, Scalar
 from .. import __version__
 from ..catalog import TRITON
 from ..measure import clocks, host
@@ -44,8 +44,6 @@ _FLEET: Mapping[str, str] = {HOST: HOST_HASH, "engine": ENGINE}
 UUIDS = "gpu_uuids"
 """Among a worker's facts: the UUIDs of the GPUs that it measures on. No condition, or equal boards could not be
 compared, and in no journal."""
-BOARDS = "gpu/boards"
-"""In the environment: a hash that tells those GPUs from others."""
 KFD = Path("/dev/kfd")
 """AMD's compute driver."""
 DRM = Path("/sys/class/drm")

@@ -27,6 +27,7 @@ from ...registry.store.home import Home
 from ...registry.store.journal import Journal, Writer, read
 from ...registry.store.metric import LATENCY
 from ...registry.store.record import (
+    BOARDS,
     SCHEMA_VERSION,
     YARDSTICK,
     DeviceKind,
@@ -64,6 +65,10 @@ START_DEADLINE_S = 300.0
 """For a worker to start, load torch, open its device and measure the ceilings."""
 RANKS_DEADLINE_S = START_S + 30.0
 """For ranks to start or to end: the worker's own deadline for that, which says which of them is late, and more."""
+
+
+ELSEWHERE = "other rows of its case were measured on another board in the same replicate"
+"""A remark on a row: what it is put beside there saw another device."""
 
 
 class NotResumable(KernelmarkError):
@@ -161,6 +166,8 @@ class Run:
     servers: ForkServers | None = None
     """Where workers are forked from; None: each is started from nothing."""
     past: Journal | None = None
+    any_board: bool = False
+    """Whether it may go on on another board than it began on."""
     pinned: Mapping[Key, Mapping[str, str]] = field(default_factory=dict)
     left_out: tuple[Cell, ...] = field(default=(), init=False)
     """What later replicates were left without, to end in time."""
@@ -170,6 +177,10 @@ class Run:
     _spent: dict[str, float] = field(default_factory=dict, init=False)
     _settled: dict[Key, Status] = field(default_factory=dict, init=False)
     _done: set[tuple[Key, int]] = field(default_factory=set, init=False)
+    _board: str | msgspec.UnsetType = field(default=msgspec.UNSET, init=False)
+    """Where this session measures, if that is another board than the header's."""
+    _boards: dict[tuple[str, int], set[str | msgspec.UnsetType]] = field(default_factory=dict, init=False)
+    """By case and replicate, where rows of it were measured."""
 
     def __post_init__(self) -> None:
         self.listener = Unbroken(self.listener)
@@ -286,7 +297,8 @@ class Run:
             return "the comparison of commits, from its beginning"
         elsewhere = "" if self.home.folder == Home().folder else f" --output {self.home.folder}"
         name = self.name if self.request.shard is None else str(self.path)
-        return f"kernelmark run --resume {name}{elsewhere}"
+        over = "" if self._board is msgspec.UNSET else " --any-board"
+        return f"kernelmark run --resume {name}{elsewhere}{over}"
 
     @property
     def _header_known(self) -> bool:
@@ -296,9 +308,19 @@ class Run:
         self._done.add((record.identity, record.replicate))
         if record.status in LASTING:
             self._settled[record.identity] = record.status
+        if record.measurement is not None:
+            self._boards.setdefault((record.case.full_name, record.replicate), set()).add(record.board)
+
+    def _placed(self, record: Record) -> Record:
+        """The same with its board, if not the header's, and a remark if others of its case had another."""
+        measurement, had = record.measurement, self._boards.get((record.case.full_name, record.replicate), set())
+        if measurement is not None and had - {self._board}:
+            measurement = msgspec.structs.replace(measurement, remarks=(*measurement.remarks, ELSEWHERE))
+        return msgspec.structs.replace(record, board=self._board, measurement=measurement)
 
     def _write_record(self, record: Record) -> None:
         assert self._writer is not None
+        record = self._placed(record)
         self._writer.write(record)
         self._note(record)
         self.listener.end(record)
@@ -441,7 +463,7 @@ class Run:
                             self._spend({"start": time.monotonic() - begin})
                         case CeilingDone(ceiling=ceiling):
                             assert self._writer is not None
-                            self._writer.write(ceiling)
+                            self._writer.write(msgspec.structs.replace(ceiling, board=self._board))
                         case Stage(name=stage, index=index):
                             if index is not None and index != current:
                                 current = index
@@ -525,9 +547,16 @@ class Run:
                 for name in sorted(old.conditions.keys() | conditions.keys())
                 if old.conditions.get(name) != conditions.get(name)
             ]
-            noted = old.environment.get(fingerprint.BOARDS)  # which older journals do not say
-            if noted is not None and noted != fingerprint.boards(facts).get(fingerprint.BOARDS):
-                changed.append("GPU: another board than then, which --gpus may name")
+            noted = old.environment.get(BOARDS)  # which older journals do not say
+            here = fingerprint.boards(facts).get(BOARDS)
+            if here != noted and here is not None and self.any_board:
+                self._board = str(here)
+            elif here != noted and noted is not None:
+                changed.append(
+                    "GPU: another board than then, which --gpus may name; --any-board goes on with this one"
+                    if here is not None
+                    else "GPU: it does not say which board it is"
+                )
             if old.commit != commit:
                 changed.append(f"commit: {old.commit} then, {commit} now")
             if changed:
@@ -564,8 +593,17 @@ class Run:
         self.past = Journal(header)
 
 
-def resume(name: str, home: Home, catalog: Catalog, listener: Listener, servers: ForkServers | None = None) -> Run:
-    """The run of that name, ready to go on. Raises `InputError` if there is none.
+def resume(
+    name: str,
+    home: Home,
+    catalog: Catalog,
+    listener: Listener,
+    servers: ForkServers | None = None,
+    *,
+    any_board: bool = False,
+) -> Run:
+    """The run of that name, ready to go on, with `any_board` on another board too. Raises `InputError` if there is
+    none.
 
     `servers` fork its workers if they did before: processes of one row that began otherwise would differ more.
     """
@@ -601,6 +639,7 @@ def resume(name: str, home: Home, catalog: Catalog, listener: Listener, servers:
         listener=listener,
         servers=servers if WORKERS in header.environment else None,
         past=past,
+        any_board=any_board,
         worlds=(int(header.conditions.get("world") or 1),),
     )
 

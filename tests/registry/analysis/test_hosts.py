@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 from kernelmark.registry.analysis.hosts import agreement
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Request
+from msgspec.structs import replace
 
 
 @pytest.fixture
@@ -55,6 +57,13 @@ def test_shards_of_one_host_count_together(shard):
     found = agreement([shard(1, "ha", [1.0, 1.001]), shard(2, "hb", [1.0]), shard(3, "ha", [1.0])])
     assert [(x.host, x.processes, x.kind) for x in found] == [("ha", 3, "not known"), ("hb", 1, "not known")]
     assert found[1].high == math.inf
+
+
+def test_a_board_that_a_shard_went_over_to_is_a_host_of_its_own(shard):
+    first, second = shard(1, "ha", [1.0, 1.001, 1.2, 1.201]), shard(2, "hb", [1.0, 1.001])
+    moved = [replace(x, board="b") if x.replicate > 1 else x for x in first.records]
+    found = agreement([dataclasses.replace(first, records=tuple(moved)), second])
+    assert [(x.host, x.processes) for x in found] == [("b", 2), ("ha", 2), ("hb", 2)]
 
 
 @pytest.mark.parametrize("case", ["one host", "no host", "no control"])

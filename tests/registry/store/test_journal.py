@@ -50,6 +50,16 @@ def test_what_is_written_is_read(literal: Any, tmp_path: Path) -> None:
     assert (found.torn, found.path) == (False, path)
 
 
+def test_a_board_stands_in_the_lines_that_have_one(literal: Any) -> None:
+    record, ceiling = literal.record(), Ceiling("copy", 8, 0.5, 0)
+    assert b'"board"' not in encode(record) + encode(ceiling)  # older kernelmarks read it
+    moved = msgspec.structs.replace(record, board="b0", replicate=1)
+    found = parse(lines(literal, record, moved, msgspec.structs.replace(ceiling, board="b0")))
+    assert [x.board for x in (*found.records, *found.ceilings)] == [msgspec.UNSET, "b0", "b0"]
+    with pytest.raises(InputError, match="board: .* is no name"):
+        parse(lines(literal, msgspec.structs.replace(record, board="a\x1bb")))
+
+
 def test_a_compressed_journal_is_read(literal: Any, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl.gz"
     path.write_bytes(gzip.compress(lines(literal, literal.record())))

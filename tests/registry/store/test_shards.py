@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import permutations
 
 import pytest
@@ -9,10 +10,13 @@ from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.index import Index
-from kernelmark.registry.store.journal import encode, read
+from kernelmark.registry.store.journal import Journal, encode, read
 from kernelmark.registry.store.metric import LATENCY, Metric
-from kernelmark.registry.store.record import Footer, Request
+from kernelmark.registry.store.record import BOARDS, Ceiling, Footer, Request, boards
+from kernelmark.registry.store.shards import join
 from kernelmark.registry.store.transfer import import_journal
+from msgspec import UNSET
+from msgspec.structs import replace
 
 RUN = "20261122-000000-aaaa"
 
@@ -151,3 +155,20 @@ def test_means_of_different_hosts_do_not_belong_together(home, literal):
     for entry in index.runs():
         definitions |= {x.definition for x in index.processes(entry).values()}
     assert len(definitions) == 3
+
+
+def test_a_shard_that_went_over_to_another_board_is_told_apart(literal):
+    shards = []
+    for number in (1, 2):
+        case = literal.case(name=f"S{number}")
+        request = Request(cases=(case,), implementations=("torch",), shard=(number, 2))
+        header = literal.header(run=RUN, request=request, replicates=2, environment={BOARDS: f"b{number}"})
+        records = tuple(literal.record("torch", 1.0, case=case, replicate=r) for r in (0, 1))
+        shards.append(Journal(header, records, (Ceiling("copy", 8, 0.5, 0),), (literal.footer(),)))
+    assert all(x.board is UNSET for x in join(shards).records)  # as ever, where none went over
+    first, second = shards[1].records
+    shards[1] = dataclasses.replace(shards[1], records=(first, replace(second, board="b1")))
+    joined = join(shards)
+    assert [x.board for x in joined.records] == ["b1", "b1", "b2", "b1"]
+    assert [x.board for x in joined.ceilings] == ["b1", "b2"]
+    assert boards(joined.header, joined.records) == {"b1", "b2"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from kernelmark.registry.store.journal import encode
+from kernelmark.registry.store.record import Header
 from kernelmark.suite.cli import cli, run_command
 from kernelmark.suite.container.launch import Ended
 
@@ -50,4 +52,17 @@ def test_a_run_that_goes_on_takes_nothing_that_was_asked_before(asked, capsys):
             run_command(cli, ["bench", "cpu", "--resume", "x", *words])
         assert ended.value.code == 2
         assert f"goes on with what its run was asked; leave {words[0]} out" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        run_command(cli, ["bench", "cpu", "--any-board"])
+    assert ended.value.code == 2
     assert not asked
+
+
+def test_a_run_goes_on_in_an_image_on_any_board(asked, tmp_path):
+    header = Header(2, "20261121-000000-aaaa", "", "0.1.0", None, False, "quick", 0, 1, "cpu", "k", {}, {})
+    path = tmp_path / "home" / "journals" / f"{header.run}.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encode(header))
+    with pytest.raises(SystemExit):
+        run_command(cli, ["bench", "cpu", "--resume", header.run, "--any-board"])
+    assert asked == ["run", "--journal-only", "--resume", header.run, "--any-board"]

@@ -61,6 +61,10 @@ def _no_gpu(monkeypatch):
         (("--fail-on", "slow"), "'slow' is not one of"),
         (("--budget", "soon"), "'soon' is no length of time"),
         (("--resume", "x", "--seed", "1", "--axis", "S=1"), "leave --axis, --seed out."),
+        (
+            ("--any-board", "--operator", "gelu"),
+            "--any-board goes on with a run on another board; it needs --resume",
+        ),
     ],
 )
 @pytest.mark.usefixtures("_no_gpu")

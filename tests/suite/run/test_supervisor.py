@@ -13,10 +13,13 @@ from types import SimpleNamespace
 
 import filelock
 import pytest
+from kernelmark.registry.analysis.rows import described, rows
 from kernelmark.registry.errors import HarnessError, InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Journal, Writer, encode, read
-from kernelmark.registry.store.record import Header, Measurement, Record, Request
+from kernelmark.registry.store.processes import process_values
+from kernelmark.registry.store.record import BOARDS, Header, Measurement, Record, Request, boards
+from kernelmark.registry.views.summary import warnings
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.run import supervisor
@@ -24,6 +27,7 @@ from kernelmark.suite.run.forkserver import ForkServers
 from kernelmark.suite.run.listener import Silent
 from kernelmark.suite.run.process import OutOfTime
 from kernelmark.suite.run.supervisor import Interrupted, NotResumable, Run
+from msgspec import UNSET
 
 
 @pytest.fixture
@@ -267,6 +271,97 @@ def test_resume_of_a_journal_that_does_not_say_which_gpu_it_was(make, monkeypatc
     monkeypatch.setattr(supervisor.fingerprint, "conditions", lambda device, facts: {})
     run.past = Journal(header_of(run))
     run._header({"gpu_uuids": "aaaa-1"}, None)
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """The board that workers are on, of which a CPU has none: `board.append` puts another one in."""
+    boards = ["aaaa"]
+    noted = supervisor.fingerprint.environment
+    monkeypatch.setattr(supervisor.fingerprint, "boards", lambda facts: {BOARDS: boards[-1]} if boards[-1] else {})
+    monkeypatch.setattr(
+        supervisor.fingerprint,
+        "environment",
+        lambda *given: noted(*given) | {BOARDS: boards[-1]} if boards[-1] else {},
+    )
+    return boards
+
+
+def killed_after(path: Path, records: int) -> None:
+    """Leaves of a journal what SIGKILL would have, that many records later: no footer."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [x for x in lines if json.loads(x)["kind"] == "record"][:records]
+    path.write_bytes(b"".join([lines[0], *kept]))
+
+
+def resumed(run: Run, **how) -> Run:
+    again = supervisor.resume("latest", run.home, run.catalog, Silent(), **how)
+    again.roots, again.ceilings = run.roots, False
+    return again
+
+
+def test_a_killed_run_goes_on_on_another_board_if_that_is_asked_for(make, board):
+    run = make(implementations=("plain", "copy"), replicates=2)
+    killed_after(run.execute(), 1)
+    board.append("bbbb")
+    with pytest.raises(NotResumable, match="another board than then.*--any-board goes on with this one"):
+        resumed(run).execute()
+    again = resumed(run, any_board=True)
+    journal = read(again.execute())
+    assert [x.board for x in journal.records] == [UNSET, "bbbb", "bbbb", "bbbb"]
+    assert b'"board"' not in encode(journal.records[0])
+    # What was left of a case in a replicate stands beside a row of the other board, and says so.
+    said = [supervisor.ELSEWHERE in x.measurement.remarks for x in journal.records]
+    assert said == [False, True, False, False]
+    assert f"{journal.records[1].implementation}: {supervisor.ELSEWHERE}." in warnings(journal, rows(journal))
+    assert again.again.endswith(" --any-board")
+    # One row has a process on each, the other has both on the second.
+    first, second = (x.identity for x in journal.records[:2])
+    found = process_values(journal.header, journal.records)
+    assert found[first].count == found[second].count == 2
+    assert "/aaaa/bbbb" in found[first].definition
+    assert "bbbb" not in found[second].definition
+    assert described(journal)["boards"] == ["aaaa", "bbbb"]
+    assert any("Measured on 2 boards" in x for x in warnings(journal, rows(journal)))
+
+
+def test_a_run_that_comes_back_to_its_first_board(make, board):
+    run = make(implementations=("plain", "copy"), replicates=2)
+    killed_after(run.execute(), 1)
+    board.append("bbbb")
+    killed_after(resumed(run, any_board=True).execute(), 3)
+    board.append("aaaa")
+    journal = read(resumed(run).execute())
+    assert [x.board for x in journal.records] == [UNSET, "bbbb", "bbbb", UNSET]
+    assert supervisor.ELSEWHERE in journal.records[-1].measurement.remarks
+
+
+def test_the_board_of_a_run_on_one_is_said_once(make, board):
+    run = make(replicates=2)
+    killed_after(run.execute(), 1)
+    journal = read(resumed(run, any_board=True).execute())
+    assert [x.board for x in journal.records] == [UNSET, UNSET]
+    assert described(journal)["boards"] == ["aaaa"]
+    assert not any("boards" in x for x in warnings(journal, rows(journal)))
+
+
+def test_an_older_journal_is_told_apart_from_what_any_board_adds(make, board):
+    run = make(replicates=3)
+    board.append("")
+    killed_after(run.execute(), 1)
+    board.append("bbbb")
+    killed_after(resumed(run).execute(), 2)  # it goes on as it always did
+    journal = read(resumed(run, any_board=True).execute())
+    assert [x.board for x in journal.records] == [UNSET, UNSET, "bbbb"]
+    assert boards(journal.header, journal.records) == {"unknown", "bbbb"}
+
+
+def test_a_board_that_does_not_say_which_it_is(make, board):
+    run = make(replicates=2)
+    killed_after(run.execute(), 1)
+    board.append("")
+    with pytest.raises(NotResumable, match="GPU: it does not say which board it is"):
+        resumed(run, any_board=True).execute()
 
 
 def test_a_finished_run_has_nothing_to_resume_and_starts_no_worker(make):
