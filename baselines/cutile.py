@@ -39,7 +39,7 @@ def _columns(case: Any) -> int:
 @forward_only("this product in cuTile")
 def matmul(case: Any) -> Call:
     """Tiles of 128 × 128 with steps of 64, of 64 × 128 for up to 64 rows. Of larger ones its compiler keeps sums
-    in memory: 1,808 bytes a thread of 128 × 256, for compute capability 9.0.
+    in memory, for compute capability 9.0.
     """
     import torch
 

@@ -64,9 +64,15 @@ def copy_out(tensor, place, buffer):  # type: ignore[no-untyped-def]  # as above
     async_store(tensor, place, _part(buffer, tensor))
 
 
+@gluon.jit
+def add_out(tensor, place, buffer):  # type: ignore[no-untyped-def]  # as above
+    """As `copy_out`, adding to what is there. `ADDS`: whether Triton has it."""
+    _reduce(tensor, place, _part(buffer, tensor))
+
+
 @builtin
-def add_out(tensor, place, buffer, _semantic=None):  # type: ignore[no-untyped-def]  # as above
-    """As `copy_out` of a buffer of the map's shape, adding to what is there. `ADDS`: whether Triton has it."""
+def _reduce(tensor, place, buffer, _semantic=None):  # type: ignore[no-untyped-def]  # as above
+    """Adds a buffer of the map's shape."""
     place = _semantic._convert_to_ir_values(place, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor.handle, place, buffer.handle)
 

@@ -313,14 +313,9 @@ def words_layout():  # type: ignore[no-untyped-def]  # Triton's types are its ow
 def stages(a, b, c: gl.constexpr, a_scales=None, b_scales=None):  # type: ignore[no-untyped-def]  # as above
     """An empty ring."""
     STAGES: gl.constexpr = c.stages
-    A: gl.constexpr = (
-        [STAGES * c.groups, c.rows, a.block_type.shape[1]]
-        if c.filled > 0
-        else (
-            [STAGES * c.groups] + a.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
-        )
-    )
-    B: gl.constexpr = [STAGES * c.pieces] + b.block_type.shape  # noqa: RUF005  # as above
+    ROWS: gl.constexpr = c.rows if c.filled > 0 else a.block_type.shape[0]
+    A: gl.constexpr = [STAGES * c.groups, ROWS, a.block_type.shape[1]]
+    B: gl.constexpr = [STAGES * c.pieces] + b.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
     a_tiles = gl.allocate_shared_memory(a.dtype, A, a.layout)
     b_tiles = gl.allocate_shared_memory(b.dtype, B, b.layout)
     full = barriers(c.stages, 1)

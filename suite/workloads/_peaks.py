@@ -15,8 +15,8 @@ NOTED = 64 << 20
 
 @dataclass(frozen=True)
 class Left:
-    """What earlier programs of a process hold when the next one begins, in bytes: tensors, and pools of graphs. A
-    compiler keeps weights in places that nobody can empty; they are not the next program's.
+    """What earlier programs of a process hold when the next one begins, in bytes: tensors, and pools of graphs.
+    What stays of a compiled program, after all that can be forgotten was, is not the next one's.
     """
 
     allocated: int = 0
