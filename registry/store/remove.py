@@ -15,7 +15,7 @@ from .shards import shards_of
 
 
 def files_of(home: Home, run: str) -> list[Path]:
-    """What is there of a run: journal, shards, report, logs, and the folder that it would go on from."""
+    """What is there of a run: journal, shards, report, logs, and the folders that it would go on from."""
     path = home.paths().get(run)
     shards = shards_of(home, run)
     places = [
@@ -25,8 +25,8 @@ def files_of(home: Home, run: str) -> list[Path]:
         home.logs / f"{run}.log",
         *(home.logs / f"{x.stem}.log" for x in shards),
     ]
-    scratch = home.scratch / run
-    return [*(x for x in places if x.is_file()), *([scratch] if scratch.is_dir() else [])]
+    scratch = [home.scratch / x for x in (run, *(y.stem for y in shards))]
+    return [*(x for x in places if x.is_file()), *(x for x in scratch if x.is_dir())]
 
 
 def remove(home: Home, run: str) -> None:

@@ -29,8 +29,8 @@ def path_of(home: Home, run: str, shard: tuple[int, int] | None) -> Path:
 
 def shards_of(home: Home, run: str) -> list[Path]:
     """The journals of a run's shards that are here, in their order."""
-    found = home.shards.glob(f"{run}.*-of-*.jsonl")
-    return sorted(found, key=lambda x: int(x.name.split(".")[-2].split("-")[0]))
+    begun = (x for x in home.shards.glob(f"{run}.*-of-*.jsonl") if x.stat().st_size)
+    return sorted(begun, key=lambda x: int(x.name.split(".")[-2].split("-")[0]))
 
 
 def join(journals: Sequence[Journal]) -> Journal:

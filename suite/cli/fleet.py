@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from ...registry.errors import InputError
 from ...registry.escape import plain
+from ...registry.figures import counted
 from ...registry.store.home import Home
 from . import names
 from .choosing import WHAT, choosing, shared
@@ -123,7 +124,10 @@ def fleet_run(
             )
             return
     if order.engine == "local":
-        raise InputError(f"run {order.run} was one of this host alone; start a new one.")
+        raise InputError(
+            f"run {order.run} is one of this host alone; go on with: "
+            f"kernelmark run --resume {order.run} --parallel --gpus, with {order.shards} of them"
+        )
     if order.engine == "kubernetes":
         raise InputError(f"what a Job delivered is collected: kernelmark fleet collect {order.run} --from FOLDER")
     # First, so that no order is kept of what cannot be.
@@ -228,19 +232,49 @@ def run_parallel(
     from ..container.gpus import chosen
     from ..fleet import order as orders
     from ..fleet.asked import Asked
-    from ..fleet.drive import drive
-    from ..fleet.on_this_host import ThisHost
     from ..run.fingerprint import device_named
 
     places = chosen(gpus)
     if len(places) < 2:
         raise InputError(f"--parallel with --gpus {gpus}: one shard a GPU, so at least two of them.")
     catalog = Catalog.default()
-    wanted = Asked(choice, device_named(device), seed, control, options=tuple(map(str, places)))
+    wanted = Asked(choice, device_named(device), seed, control)
     order = wanted.order("local", len(places), catalog, home, wanted.measured(catalog))
-    folder = orders.save(order, home)
+    orders.save(order, home)
+    return _side_by_side(order, home, places)
+
+
+def resume_parallel(home: Home, gpus: str, run: str, *, any_board: bool) -> str:
+    """`kernelmark run --resume RUN --parallel`: what is missing of its shards. The run's name."""
+    from ..container.gpus import chosen
+    from ..fleet import order as orders
+
+    places = chosen(gpus)
+    order = orders.load(home, run)
+    if order.engine != "local":
+        raise InputError(
+            f"run {order.run} is one of a fleet; go on with: kernelmark fleet run --resume {order.run}"
+        )
+    if len(places) != order.shards:
+        asked = f"{counted(order.shards, 'shard')}, each with a GPU of its own beside the others"
+        raise InputError(f"run {order.run} is in {asked}: --gpus {gpus} names {len(places)}.")
+    return _side_by_side(order, home, places, any_board)
+
+
+def _side_by_side(order: Order, home: Home, places: tuple[int, ...], any_board: bool = False) -> str:
+    from ...registry.store.shards import shards_of
+    from ...registry.store.transfer import join
+    from ..fleet.drive import drive
+    from ..fleet.on_this_host import ThisHost
+
+    engine = ThisHost(order, home, places, any_board)
     click.echo(f"run {order.run}: {order.shards} shards side by side")
-    state = drive(order, home, ThisHost(order, folder), _Told(), attempts=1)
+    try:
+        state = drive(order, home, engine, _Told(), attempts=1)
+    finally:
+        engine.cancel()  # and waits: what they were at is in their journals then
+        if shards_of(home, order.run):
+            join(home, order.run)
     _agree(state, home)
     return order.run
 

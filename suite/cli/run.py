@@ -44,7 +44,7 @@ NOBODY = "-"
 
 AFTER = ("no_report", "journal_only", "fail_on", "validate", "ci", "quick")
 """What `--parallel` does with the whole run, or by itself; beside these it takes what a shard takes."""
-RESUMED = ("resume", "any_board", "output", "gpus", "no_report", "journal_only", "fail_on")
+RESUMED = ("resume", "any_board", "parallel", "output", "gpus", "no_report", "journal_only", "fail_on")
 """What a run that goes on takes: what is of this machine and this launch."""
 WRONG: tuple[Status, ...] = ("incorrect", "crashed", "error", "timeout", "out_of_memory")
 """How a row of ours ends that a continuous integration should stop for."""
@@ -109,7 +109,10 @@ def command_run(
     if not dry_run:
         writable(home)
     if parallel:
-        journal = home.load(_side_by_side(ctx, home, gpus, device, choice, seed, control))
+        if resume is not None:
+            _goes_on(ctx)
+        beside = _side_by_side(ctx, home, gpus, device, choice, seed, control, resume, any_board)
+        journal = home.load(beside)
         _after(journal, home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
         return
     servers = ForkServers(compiler=True)
@@ -118,8 +121,7 @@ def command_run(
     catalog = Catalog.default()
     with progress() as listener, servers:
         if resume is not None:
-            if asked := asked_for(ctx, but=RESUMED):
-                raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
+            _goes_on(ctx)
             run = supervisor.resume(resume, home, catalog, listener, servers, any_board=any_board)
             run.gpus = _gpus(gpus, run.device)
         else:
@@ -161,6 +163,11 @@ def command_run(
     _after(read(path), home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
 
 
+def _goes_on(ctx: click.Context) -> None:
+    if asked := asked_for(ctx, but=RESUMED):
+        raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
+
+
 def _side_by_side(
     ctx: click.Context,
     home: Home,
@@ -169,17 +176,21 @@ def _side_by_side(
     choice: Choice,
     seed: int | None,
     control: str | None,
+    resume: str | None,
+    any_board: bool,
 ) -> str:
     """--parallel: the whole run's name, whose shards were measured on one GPU each."""
     if gpus is None:
         raise InputError("--parallel needs --gpus: one shard of the plan on each of them.")
+    from .fleet import resume_parallel, run_parallel
+
+    if resume is not None:
+        return resume_parallel(home, gpus, resume, any_board=any_board)
     known = (*WHAT, *HOW, "seed", "control", "device", "parallel", "gpus", "output", *AFTER)
     if asked := asked_for(ctx, but=known):
-        raise InputError(f"--parallel cuts the plan itself, and does not go on: leave {', '.join(asked)} out.")
+        raise InputError(f"--parallel cuts the plan itself: leave {', '.join(asked)} out.")
     if ignored := asked_for(ctx, but=known, source=ParameterSource.DEFAULT_MAP):
         tell(f"--parallel does without these defaults of your configuration: {', '.join(ignored)}", err=True)
-    from .fleet import run_parallel
-
     return run_parallel(home, gpus, device, choice, seed=seed, control=control)
 
 

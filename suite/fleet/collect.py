@@ -13,7 +13,7 @@ from ...registry.store.home import Home
 from ...registry.store.journal import Journal, parse
 from ...registry.store.journal import read as read_journal
 from ...registry.store.record import HOST
-from ...registry.store.shards import path_of
+from ...registry.store.shards import path_of, shards_of
 from ...registry.store.transfer import import_journal
 from .comparison import Report
 from .comparison import parse as parse_report
@@ -91,12 +91,7 @@ def whole_shards(order: Order, home: Home) -> list[Whole]:
     """The shards of a run that are in the home, whole; of a comparison, those whose reports were delivered."""
     if order.compare:
         return [x for x, _ in reports(order, home).values()]
-    out = []
-    for shard in range(1, order.shards + 1):
-        path = path_of(home, order.run, (shard, order.shards))
-        if path.exists() and (here := _whole(shard, read_journal(path))) is not None:
-            out.append(here)
-    return out
+    return [x for path in shards_of(home, order.run) if (x := _whole(read_journal(path))) is not None]
 
 
 def _take(order: Order, home: Home, path: Path, there: Mapping[int, Whole]) -> Whole | Refused:
@@ -116,7 +111,7 @@ def _take(order: Order, home: Home, path: Path, there: Mapping[int, Whole]) -> W
         journal = parse(contents[JOURNAL], path / JOURNAL)
         if (journal.header.run, journal.header.request.shard) != (order.run, (shard, order.shards)):
             return Refused(shard, host, f"{path.name}: its journal is of another run or shard")
-        whole = _whole(shard, journal)
+        whole = _whole(journal)
         if whole is None:
             return Refused(shard, host, _ending(note))
         if shard not in there:
@@ -150,12 +145,13 @@ def _compared(home: Home, path: Path, note: Delivery, contents: Mapping[str, byt
     return Whole(shard, note.host, rows, note.wall_s)
 
 
-def _whole(shard: int, journal: Journal) -> Whole | None:
-    """What a journal holds, if its run came to its end."""
-    if not any(x.complete for x in journal.footers):
+def _whole(journal: Journal) -> Whole | None:
+    """What a shard's journal holds, if its run came to its end."""
+    shard = journal.header.request.shard
+    if shard is None or not any(x.complete for x in journal.footers):
         return None
     host = str(journal.header.environment.get(HOST, "unknown"))
-    return Whole(shard, host, len(journal.records), sum(x.wall_s for x in journal.footers))
+    return Whole(shard[0], host, len(journal.records), sum(x.wall_s for x in journal.footers))
 
 
 def _ending(note: Delivery) -> str:

@@ -106,6 +106,6 @@ def _give_up(order: Order, engine: Engine, shards: list[int], reasons: dict[int,
 
 def _again(order: Order) -> str:
     """What to do about a run that is not whole."""
-    if order.engine == "local":  # the rest would be measured with fewer neighbours than its conditions say
-        return "Start a new run."
+    if order.engine == "local":
+        return f"Go on with: kernelmark run --resume {order.run} --parallel --gpus, with {order.shards} of them"
     return f"Go on with: kernelmark fleet run --resume {order.run}"

@@ -6,21 +6,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from ...registry.store.home import Home
 from ..run.fingerprint import PARALLEL
-from .order import FILE, Order
+from .order import FILE, Order, folder_of
 
 
 class ThisHost:
-    """A process a shard. Order and deliveries are below `folder`; `order.options` are the GPUs' numbers.
+    """A process a shard, which measures in `home` itself, so that it goes on where it was interrupted.
 
-    On a CPU these are only places to be told apart by, and all shards share its cores.
+    `places` are the GPUs' numbers, one a shard; with `any_board` a shard goes on on another board too.
+
+    On a CPU places are only there to tell shards apart by, and all share its cores.
     """
 
-    def __init__(self, order: Order, folder: Path) -> None:
+    def __init__(self, order: Order, home: Home, places: Sequence[int], any_board: bool = False) -> None:
         self.order = order
-        self.folder = folder
+        self.folder = folder_of(home, order.run)
+        self._home = home.folder
+        self._places = places
+        self._over = ["--any-board"] if any_board else []
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     def submit(self, shards: Sequence[int]) -> None:
@@ -30,11 +35,12 @@ class ThisHost:
                 PARALLEL: str(self.order.shards),
                 # Numbers as nvidia-smi gives them, which is what the user and NVML count by.
                 "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": self.order.options[shard - 1],
+                "CUDA_VISIBLE_DEVICES": str(self._places[shard - 1]),
             }
             where = [str(self.folder / FILE), "--shard", str(shard), "--into", str(self.folder / "deliveries")]
+            home = ["--home", str(self._home.resolve()), *self._over]
             self._running[shard] = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.task", *where, "--tied"],
+                [sys.executable, "-m", f"{__package__}.task", *where, "--tied", *home],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 env=environment,

@@ -1,9 +1,11 @@
 """One shard on one host: runs `kernelmark`, and delivers its journal.
 
-    python -m kernelmark.suite.fleet.task ORDER --shard I --into FOLDER [--node NAME] [--tied]
+    python -m kernelmark.suite.fleet.task ORDER --shard I --into FOLDER [--node NAME] [--tied] [--home FOLDER]
 
 ORDER is a file, or `-` for $KERNELMARK_ORDER. This is what an engine starts; no code that measures runs in the
 engine's own process. Exit code 0: there is a delivery, whatever the shard's own exit code, which is in it.
+
+With --home the shard is measured there, and goes on with what is there of it; else in a folder that is deleted.
 """
 
 from __future__ import annotations
@@ -50,9 +52,23 @@ def host_of(order: Order, node: str, environ: Mapping[str, str]) -> str:
     return f"h{mac}_{visible.replace(',', '_')}"
 
 
-def command(order: Order, shard: int, home: Path, plan: Path | None, environ: Mapping[str, str]) -> list[str]:
-    """The command line of a shard; `plan` is where the plan's file was laid, if it is one."""
+def command(
+    order: Order,
+    shard: int,
+    home: Path,
+    plan: Path | None,
+    environ: Mapping[str, str],
+    any_board: bool = False,
+) -> list[str]:
+    """The command line of a shard; `plan` is where the plan's file was laid, if it is one. A shard that was begun
+    in that home goes on, with `any_board` on another board too.
+    """
     python, part = sys.executable, f"{shard}/{order.shards}"
+    begun = path_of(Home(home), order.run, (shard, order.shards))
+    if begun.exists():
+        over = ["--any-board"] if any_board else []
+        again = ["--resume", str(begun), *over, "--output", str(home)]
+        return [python, "-m", "kernelmark.suite", "run", "--journal-only", *again]
     asked = ["--plan", order.plan if plan is None else str(plan), "--shard", part, *order.arguments]
     asked += ["--seed", str(order.seed), "--output", str(home)]
     if order.compare:
@@ -65,12 +81,15 @@ def command(order: Order, shard: int, home: Path, plan: Path | None, environ: Ma
     return [python, "-m", "kernelmark.suite", "run", "--journal-only", "--device", order.device, *asked]
 
 
-def perform(order: Order, shard: int, into: Path, node: str) -> Path:
-    """Measures a shard to its end and writes its delivery; the delivery's folder."""
+def perform(
+    order: Order, shard: int, into: Path, node: str, home: Path | None = None, any_board: bool = False
+) -> Path:
+    """Measures a shard to its end and writes its delivery; the delivery's folder. See the module for `home`."""
     into.mkdir(parents=True, exist_ok=True)
     host = host_of(order, node, os.environ)
     # On the host's own disk: what is under way is nobody else's business, and a network's folder may be slow.
     work = Path(tempfile.mkdtemp(prefix="kernelmark-"))
+    home = work / "home" if home is None else home
     begin = time.monotonic()
     try:
         plan = None
@@ -82,7 +101,7 @@ def perform(order: Order, shard: int, into: Path, node: str) -> Path:
             environment.setdefault(PARALLEL, "shared")
         with open(work / "log", "wb") as log, open(work / "out", "wb") as out:
             process = subprocess.Popen(
-                command(order, shard, work / "home", plan, os.environ),
+                command(order, shard, home, plan, os.environ, any_board),
                 stdin=subprocess.DEVNULL,
                 stdout=out if order.compare else log,
                 stderr=log,
@@ -94,7 +113,7 @@ def perform(order: Order, shard: int, into: Path, node: str) -> Path:
             for number in (signal.SIGTERM, signal.SIGHUP):  # the engine takes the host back
                 signal.signal(number, lambda *_: _end(process.pid))
             code = process.wait()
-        contents = _contents(order, shard, Home(work / "home"), work / "out")
+        contents = _contents(order, shard, Home(home), work / "out")
         delivery = Delivery(
             run=order.run,
             shard=(shard, order.shards),
@@ -146,12 +165,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--node", default=platform.node())
     parser.add_argument("--tied", action="store_true")
+    parser.add_argument("--home", type=Path)
+    parser.add_argument("--any-board", action="store_true")
     given = parser.parse_args(arguments)
     text = os.environ[ORDER].encode() if given.order == "-" else Path(given.order).read_bytes()
     order = msgspec.json.decode(text, type=Order)
     if given.tied:
         threading.Thread(target=_ends_with_input, daemon=True).start()
-    print(perform(order, given.shard, given.into, given.node))
+    print(perform(order, given.shard, given.into, given.node, given.home, given.any_board))
     return 0
 
 

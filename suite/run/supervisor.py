@@ -416,7 +416,7 @@ class Run:
                 systems=self.plan.systems,
                 ceilings=self.ceilings and first,
                 code_told=self.code_told and replicate == 0,
-                scratch=str((self.home.scratch / self.name).resolve()),
+                scratch=str((self.home.scratch / self.path.stem).resolve()),
                 world=self._world,
                 deadline_s=self.plan.deadline_s,
                 token=secrets.token_hex(16),
@@ -565,7 +565,6 @@ class Run:
                     f"Start a new run."
                 )
             return
-        self._writer = Writer(self.path)
         header = Header(
             schema_version=SCHEMA_VERSION,
             run=self.name,
@@ -589,6 +588,8 @@ class Run:
                 parameters=parameters(self.plan.cases, self.catalog),
             ),
         )
+        # Only now, so that nobody who looks at a run's shards finds a journal without its header.
+        self._writer = Writer(self.path)
         self._writer.write(header)
         self.past = Journal(header)
 
@@ -615,6 +616,8 @@ def resume(
     if header.request.partner is not None:
         raise InputError(f"run {name} is one side of a comparison of commits; start the comparison anew.")
     if shards_of(home, header.run) and header.request.shard is None:
+        if str(header.conditions.get("parallel", "")).isdigit():
+            raise InputError(f"run {header.run} was measured side by side; go on with --parallel --gpus, too.")
         raise InputError(f"run {header.run} was joined from shards; go on with a shard of {home.shards}.")
     if path.resolve() != path_of(home, header.run, header.request.shard).resolve():
         raise InputError(f"{path} is not in {home.journals} under its run's name; import it, or name its home.")

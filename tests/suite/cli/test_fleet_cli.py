@@ -10,6 +10,7 @@ from kernelmark.registry.store.home import Home
 from kernelmark.suite import cli
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.choice import Choice
+from kernelmark.suite.fleet import order as orders
 from kernelmark.suite.fleet.asked import Asked
 
 DIGEST = "registry.example/h100@sha256:" + "0" * 64
@@ -95,6 +96,36 @@ def test_defaults_that_shards_do_without_are_named(call, tmp_path, monkeypatch):
     code, _, err = call("run", "--parallel", "--gpus", "0", "--device", "cpu")
     assert code == 2
     assert "--parallel does without these defaults of your configuration: --budget\n" in err
+
+
+def test_what_goes_on_side_by_side(call, tmp_path):
+    """A run of this host, with as many GPUs as it has shards; a fleet's goes on otherwise."""
+    home, catalog = Home(tmp_path / "home"), Catalog.default()
+    asked = Asked(Choice("standard", operators=("gelu",)), "cpu")
+    here, fleet = (asked.order(x, 2, catalog, home, asked.measured(catalog)) for x in ("local", "slurm"))
+    for order in (here, fleet):
+        orders.save(order, home)
+
+    def own(run: str, *more: str) -> tuple[str, ...]:
+        return ("run", "--resume", run, "--parallel", *more)
+
+    for words, said in (
+        (own(here.run), "--parallel needs --gpus"),
+        (
+            own(here.run, "--gpus", "0,1,2"),
+            "is in 2 shards, each with a GPU of its own beside the others: --gpus 0,1,2",
+        ),
+        (
+            own(here.run, "--gpus", "0,1", "--seed", "3"),
+            "--resume goes on with what its run was asked; leave --seed",
+        ),
+        (own("nobody", "--gpus", "0,1"), "unknown run on a fleet 'nobody'"),
+        (own(fleet.run, "--gpus", "0,1"), f"go on with: kernelmark fleet run --resume {fleet.run}"),
+        (("fleet", "run", "--resume", here.run), f"kernelmark run --resume {here.run} --parallel --gpus, with 2"),
+    ):
+        code, out, err = call(*words)
+        assert (code, out) == (2, ""), err
+        assert said in " ".join(err.split())
 
 
 def test_an_engine_that_is_not_there_leaves_no_order(call, tmp_path, monkeypatch):

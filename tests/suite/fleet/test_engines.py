@@ -75,6 +75,56 @@ def test_shards_side_by_side_on_one_host(fleet):
     assert [(x["condition"], x["first"], x["second"]) for x in report["differences"]] == [("parallel", None, "2")]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_shards_side_by_side_go_on(fleet, number):
+    """Ended in order, or with no word to its shards: what they had finished stays, and no row comes twice."""
+    asked = (
+        "--parallel",
+        "--device",
+        "cpu",
+        "--journal-only",
+        "--plan",
+        str(fleet.plan(CASES)),
+        "--control",
+        "none",
+    )
+    first = fleet.start("run", "--gpus", "0,1", *asked)
+    wait_for(lambda: finished(fleet) >= 20 or first.poll() is not None, "rows", 120)
+    assert first.poll() is None, first.communicate()[0]
+    first.send_signal(number)
+    out = first.communicate(timeout=60)[0]
+    assert first.returncode == (130 if number == signal.SIGINT else -number), out
+    run = next((fleet.home / "fleet").glob("2*")).name
+    command = f"kernelmark run --resume {run} --parallel --gpus"
+    assert (command in out) == (number == signal.SIGINT), out
+    before = finished(fleet)
+    if number == signal.SIGINT:
+        journal = Home(fleet.home).load(run)
+        assert (len(journal.records), journal.footers[-1].complete) == (before, False)
+    assert 20 <= before < CASES
+    for words, why in (
+        (("run", "--resume", run), "side by side; go on with --parallel"),
+        (("run", "--resume", run, "--parallel"), "--parallel needs --gpus"),
+        (("run", "--resume", run, "--parallel", "--gpus", "0,1,2"), "is in 2 shards"),
+        (("run", "--resume", run, "--parallel", "--gpus", "0,1", "--seed", "1"), "leave --seed out"),
+        (("fleet", "run", "--resume", run), command),
+    ):
+        code, out = fleet.run(*words)
+        if (number, words) != (signal.SIGKILL, ("run", "--resume", run)):  # nobody had joined it
+            assert (code, why in out) == (2, True), out
+    code, out = fleet.run("run", "--resume", "latest", "--parallel", "--gpus", "2,5", "--journal-only")
+    assert code == 0, out
+    journal = Home(fleet.home).load(run)
+    assert Counter(x.case.axes["N"] for x in journal.records) == Counter(range(16, 16 + CASES))
+    assert journal.footers[-1].complete
+    assert journal.header.conditions["parallel"] == "2"
+
+
+def finished(fleet) -> int:
+    """Rows that are in the journals of shards."""
+    return sum(len(read(x).records) for x in Home(fleet.home).shards.glob("*.jsonl") if x.stat().st_size)
+
+
 def test_slurm_loses_a_host_and_its_driver(fleet, slurm_hosts):
     cluster = slurm_hosts(3)
     fleet.environment |= cluster.environment

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from kernelmark.registry.errors import InputError
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.shards import path_of
 from kernelmark.suite.fleet.collect import State, Whole
 from kernelmark.suite.fleet.manifest import manifest
 from kernelmark.suite.fleet.on_ray import bundle
@@ -84,6 +86,20 @@ def test_a_shard_is_the_ordinary_command():
     words = command(image, 3, Path("/w/home"), Path("/w/p.toml"), {"CUDA_VISIBLE_DEVICES": "2"})
     assert words[3:9] == ["bench", "sha256:1", "--gpus", "2", "--journal-only", "--plan"]
     assert words[9] == "/w/p.toml"
+
+
+def test_a_shard_that_was_begun_in_its_home_goes_on(tmp_path):
+    begun = path_of(Home(tmp_path), "r1", (3, 4))
+    begun.parent.mkdir(parents=True)
+    begun.touch()
+    assert command(ORDER, 2, tmp_path, None, {})[5:7] == ["--device", "cuda"]
+    for over in (False, True):
+        words = command(ORDER, 3, tmp_path, None, {}, any_board=over)
+        assert words[3:] == [
+            *("run", "--journal-only", "--resume", str(begun)),
+            *(["--any-board"] if over else []),
+            *("--output", str(tmp_path)),
+        ]
 
 
 def test_hosts_are_told_apart_and_not_named():
