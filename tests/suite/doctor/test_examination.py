@@ -115,6 +115,8 @@ def test_the_warm_cache():
     assert verdicts(journal(cold=1.2))["lives off a warm cache"] == "caught"
     seen = {x.name: x for x in judge(journal(cold=1.05))}["lives off a warm cache"]
     assert (seen.verdict, seen.detail[:22]) == ("missed", "1.05 times as fast hot")
+    seen = {x.name: x for x in judge(journal(cold=0.82))}["lives off a warm cache"]
+    assert (seen.verdict, "did something else" in seen.detail) == ("unsure", True)
     odd = journal(cold=1.2)
     shaken = [1.6, 0.7, 1.0]
     noisy = [
