@@ -8,6 +8,7 @@ parts with their cases and how often they are called) is pure; only `module` imp
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -176,17 +177,9 @@ class Model(Architecture):
         """What layers multiply by `linear`, of a micro-batch: a part for each shape of weight, with a bias or not.
         Weights of experts and routers are multiplied otherwise, and the output projection in the loss.
         """
-        weights = self.weights(configuration)
-        found: dict[tuple[int, int, bool], int] = {}
-        for name, weight in weights.items():
-            table = name.rpartition(".")[2] in ("embedding", "head", "router")
-            if weight.share == 1 and len(weight.shape) == 2 and not table:
-                N, K = weight.shape
-                key = N, K, f"{name}_bias" in weights
-                found[key] = found.get(key, 0) + 1
         return tuple(
             Part(linear_part(N, K), LINEAR, {"M": B * S, "N": N, "K": K}, calls, {"bias": bias})
-            for (N, K, bias), calls in found.items()
+            for (N, K, bias), calls in _multiplied_in_layers(self.weights, configuration).items()
         )
 
     def parameters(self, configuration: Any) -> int:
@@ -203,6 +196,22 @@ class Model(Architecture):
         """Operations of forward and backward for so many tokens in sequences of S; nothing twice."""
         each = 6 * self.multiplied(configuration) + 6 * S * self.attention(configuration)
         return each * tokens
+
+
+@functools.cache  # whoever reads a catalog asks this of every model, for each part that a system names
+def _multiplied_in_layers(
+    weights_of: Callable[[Any], Mapping[str, Weight]], configuration: Any
+) -> Mapping[tuple[int, int, bool], int]:
+    """How often layers multiply by a weight (N, K), with a bias or not."""
+    weights = weights_of(configuration)
+    found: dict[tuple[int, int, bool], int] = {}
+    for name, weight in weights.items():
+        table = name.rpartition(".")[2] in ("embedding", "head", "router")
+        if weight.share == 1 and len(weight.shape) == 2 and not table:
+            N, K = weight.shape
+            key = N, K, f"{name}_bias" in weights
+            found[key] = found.get(key, 0) + 1
+    return found
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,9 @@ def test_a_line_of_very_many_points_keeps_ours_and_the_best(literal: Any) -> Non
             name = "kernelmark" if rank == 60 else f"library{rank:03d}"
             records.append(literal.record(name, 1.0 + rank, case=case, provider=name))
     journal = literal.journal(*records)
-    (line,) = swept("rms_norm", [(run_of(journal, facts(journal)), x) for x in facts(journal)])
+    found = facts(journal)
+    run = run_of(journal, found)
+    (line,) = swept("rms_norm", [(run, x) for x in found])
     assert line.points <= POINTS
     kept = list(line.looks)
     assert kept[0] == "kernelmark"
