@@ -26,6 +26,7 @@ from kernelmark.registry import figures
 from kernelmark.registry.analysis.repeated import said
 from kernelmark.registry.analysis.rows import Row, rows
 from kernelmark.registry.analysis.scaling import efficiencies
+from kernelmark.registry.analysis.statistics import geometric_mean
 from kernelmark.registry.analysis.worth import Worth, worths
 from kernelmark.registry.detection.arms import arms
 from kernelmark.registry.store.journal import Journal, read, read_header
@@ -482,7 +483,7 @@ def _products(title: str, run: str, words: str, operators: Collection[str] = ())
         told = [f"{group} against {f'`{peer}`' if peer else 'the fastest other'}"]
         for drawn in (False, True):
             found = ratios(peer, chosen, drawn)
-            mean = float(np.exp(np.mean(np.log(found)))) if found else None
+            mean = geometric_mean(found)
             span = (
                 f"{_ratio(mean)} ({_ratio(min(found))} – {_ratio(max(found))}), {len(found)}"
                 if found
@@ -524,19 +525,13 @@ def _since() -> list[str]:
     """Products with scales of blocks before and since, each beside DeepGEMM of its own run."""
 
     def against(run: str) -> dict[tuple[str, str], tuple[Row, float]]:
-        both: dict[tuple[str, str], dict[str, Row]] = {}
-        for x in rows_of(run):
-            if x.operator in ("fp8_matmul", "grouped_fp8_matmul") and x.value() is not None:
-                both.setdefault((x.operator, x.case), {})[x.implementation] = x
         peer = "vllm_deep_gemm"
         return {
             at: (by[PROVIDER], _value(by[peer]) / _value(by[PROVIDER]))
-            for at, by in both.items()
+            for at, by in _by_case(run).items()
+            if at[0] in ("fp8_matmul", "grouped_fp8_matmul")
             if peer in by and PROVIDER in by and by[PROVIDER].options["recipe"] == "block"
         }
-
-    def mean(values: Iterable[float]) -> str:
-        return _ratio(float(np.exp(np.mean(np.log(list(values))))))
 
     before, since = against(MATMUL_BEFORE), against(MATMUL)
     common = sorted(before.keys() & since.keys())
@@ -550,7 +545,7 @@ def _since() -> list[str]:
         for drawn, shapes in ((False, "the plan's"), (True, "random")):
             found = [x for x in common if chosen(since[x][0]) and _drawn(since[x][0]) == drawn]
             if found:
-                pair = [mean(side[x][1] for x in found) for side in (before, since)]
+                pair = [_mean(side[x][1] for x in found) for side in (before, since)]
                 lines.append([words, shapes, str(len(found)), *pair])
     return [
         "### Products in blocks before and since",
@@ -560,6 +555,19 @@ def _since() -> list[str]:
     ]
 
 
+def _by_case(run: str) -> dict[tuple[str, str], dict[str, Row]]:
+    """The timed rows of a run by operator and case, then by implementation."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for x in rows_of(run):
+        if x.value() is not None:
+            found.setdefault((x.operator, x.case), {})[x.implementation] = x
+    return found
+
+
+def _mean(ratios: Iterable[float]) -> str:
+    return _ratio(geometric_mean(list(ratios)))
+
+
 ROWS_OF_A = ((1, 3), (4, 16), (17, 32), (33, 150), (151, 1000), (1001, 1 << 20))
 
 
@@ -567,23 +575,20 @@ def _fewer() -> list[str]:
     """Products before and since few rows are loaded alone: by how many there are, then groups, mixtures and MXFP4
     by E4M3 case by case.
     """
-
-    def by_case(run: str) -> dict[tuple[str, str], dict[str, Row]]:
-        found: dict[tuple[str, str], dict[str, Row]] = {}
-        for x in rows_of(run):
-            if x.value() is not None:
-                found.setdefault((x.operator, x.case), {})[x.implementation] = x
-        return found
-
-    before, since = by_case(MATMUL), by_case(MATMUL_FEW)
+    before, since = _by_case(MATMUL), _by_case(MATMUL_FEW)
     both = sorted(x for x in since if PROVIDER in since[x] and PROVIDER in before.get(x, {}))
     lines = []
     for least, most in ROWS_OF_A:
         here = [x for x in both if x[0] == "fp8_matmul" and least <= since[x][PROVIDER].axes["M"] <= most]
-        shares = [_value(since[x][PROVIDER]) / _value(before[x][PROVIDER]) for x in here]
-        if shares:
+        if here:
             words = f"{least:,} to {most:,}" if most < 1 << 20 else f"from {least:,} on"
-            lines.append([words, str(len(shares)), _ratio(float(np.exp(np.mean(np.log(shares)))))])
+            lines.append(
+                [
+                    words,
+                    str(len(here)),
+                    _mean(_value(since[x][PROVIDER]) / _value(before[x][PROVIDER]) for x in here),
+                ]
+            )
     every = []
     for at in both:
         ours = since[at][PROVIDER]

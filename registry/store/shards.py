@@ -14,7 +14,7 @@ from ..errors import InputError, short
 from .home import Home
 from .journal import Journal, encode, read
 from .metric import Metric
-from .record import BOARDS, HOST, Case, Ceiling, Footer, Header, Line, Record
+from .record import BOARDS, HOST, UNKNOWN, Case, Ceiling, Footer, Header, Line, Record
 
 _SAME = ("schema_version", "commit", "dirty", "plan", "seed", "replicates", "device", "key", "harness")
 """Of the header: what all shards of a run have in common."""
@@ -29,6 +29,7 @@ def path_of(home: Home, run: str, shard: tuple[int, int] | None) -> Path:
 
 def shards_of(home: Home, run: str) -> list[Path]:
     """The journals of a run's shards that are here, in their order."""
+    # One that is just being made may have no header yet.
     begun = (x for x in home.shards.glob(f"{run}.*-of-*.jsonl") if x.stat().st_size)
     return sorted(begun, key=lambda x: int(x.name.split(".")[-2].split("-")[0]))
 
@@ -105,10 +106,9 @@ _Placed = TypeVar("_Placed", Record, Ceiling)
 
 
 def _told(line: _Placed, header: Header) -> _Placed:
-    board = header.environment.get(BOARDS)
-    if board is None or line.board is not msgspec.UNSET:
+    if line.board is not msgspec.UNSET:
         return line
-    return msgspec.structs.replace(line, board=str(board))
+    return msgspec.structs.replace(line, board=str(header.environment.get(BOARDS) or UNKNOWN))
 
 
 def _own(journal: Journal, first: bool) -> tuple[list[Case], list[Record]]:

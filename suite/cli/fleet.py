@@ -95,7 +95,7 @@ def fleet_run(
     from ..catalog import Catalog
     from ..fleet import order as orders
     from ..fleet.asked import Asked
-    from ..fleet.drive import drive
+    from ..fleet.drive import again, drive
     from ..fleet.engine import engine_of
     from ..fleet.manifest import manifest
 
@@ -124,10 +124,7 @@ def fleet_run(
             )
             return
     if order.engine == "local":
-        raise InputError(
-            f"run {order.run} is one of this host alone; go on with: "
-            f"kernelmark run --resume {order.run} --parallel --gpus, with {order.shards} of them"
-        )
+        raise InputError(f"run {order.run} is one of this host alone. {again(order)}")
     if order.engine == "kubernetes":
         raise InputError(f"what a Job delivered is collected: kernelmark fleet collect {order.run} --from FOLDER")
     # First, so that no order is kept of what cannot be.
@@ -248,13 +245,12 @@ def resume_parallel(home: Home, gpus: str, run: str, *, any_board: bool) -> str:
     """`kernelmark run --resume RUN --parallel`: what is missing of its shards. The run's name."""
     from ..container.gpus import chosen
     from ..fleet import order as orders
+    from ..fleet.drive import again
 
     places = chosen(gpus)
     order = orders.load(home, run)
     if order.engine != "local":
-        raise InputError(
-            f"run {order.run} is one of a fleet; go on with: kernelmark fleet run --resume {order.run}"
-        )
+        raise InputError(f"run {order.run} is one of a fleet. {again(order)}")
     if len(places) != order.shards:
         asked = f"{counted(order.shards, 'shard')}, each with a GPU of its own beside the others"
         raise InputError(f"run {order.run} is in {asked}: --gpus {gpus} names {len(places)}.")

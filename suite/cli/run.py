@@ -104,13 +104,13 @@ def command_run(
     from .progress import progress
 
     with_resume(resume)
+    if resume is not None and (asked := asked_for(ctx, but=RESUMED)):
+        raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
     choice = choice.of_plan("quick") if quick else choice
     home = Home(output)
     if not dry_run:
         writable(home)
     if parallel:
-        if resume is not None:
-            _goes_on(ctx)
         beside = _side_by_side(ctx, home, gpus, device, choice, seed, control, resume, any_board)
         journal = home.load(beside)
         _after(journal, home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
@@ -121,7 +121,6 @@ def command_run(
     catalog = Catalog.default()
     with progress() as listener, servers:
         if resume is not None:
-            _goes_on(ctx)
             run = supervisor.resume(resume, home, catalog, listener, servers, any_board=any_board)
             run.gpus = _gpus(gpus, run.device)
         else:
@@ -161,11 +160,6 @@ def command_run(
             tell(f"not here yet: shards {', '.join(missing)}; `kernelmark import` joins them to this run")
         path = home.journal(run.name)
     _after(read(path), home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
-
-
-def _goes_on(ctx: click.Context) -> None:
-    if asked := asked_for(ctx, but=RESUMED):
-        raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
 
 
 def _side_by_side(

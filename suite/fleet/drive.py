@@ -48,7 +48,7 @@ def drive(
             return _drive(order, home, engine, tell, attempts, sleep)
     except KeyboardInterrupt as error:
         code = error.exit_code if isinstance(error, Ended) else 130
-        raise Interrupted(f"interrupted; what came back is kept. {_again(order)}", code) from None
+        raise Interrupted(f"interrupted; what came back is kept. {again(order)}", code) from None
     except filelock.Timeout:
         raise InputError(
             f"run {order.run} is driven by another process: kernelmark fleet status {order.run}"
@@ -79,7 +79,7 @@ def _drive(
             raise InputError(f"shard {lasting[0].shard}/{order.shards}: {lasting[0].reason}")
         if (folder / CANCELLED).exists():
             engine.cancel()
-            raise Cancelled(f"run {order.run} was cancelled. {_again(order)}")
+            raise Cancelled(f"run {order.run} was cancelled. {again(order)}")
         lost = [x for x in state.missing if x not in held]
         if given_up := [x for x in lost if asked[x] >= attempts]:
             _give_up(order, engine, given_up, reasons, attempts)
@@ -100,11 +100,11 @@ def _give_up(order: Order, engine: Engine, shards: list[int], reasons: dict[int,
     why = reasons.get(first) or reasons.get(0, "nothing came back: its host died, or its task could not start")
     raise HarnessError(
         f"shard {first}/{order.shards} was asked for {attempts} times and is not whole. The last time: {why}. "
-        f"{_again(order)}"
+        f"{again(order)}"
     )
 
 
-def _again(order: Order) -> str:
+def again(order: Order) -> str:
     """What to do about a run that is not whole."""
     if order.engine == "local":
         return f"Go on with: kernelmark run --resume {order.run} --parallel --gpus, with {order.shards} of them"

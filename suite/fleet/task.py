@@ -1,11 +1,13 @@
 """One shard on one host: runs `kernelmark`, and delivers its journal.
 
-    python -m kernelmark.suite.fleet.task ORDER --shard I --into FOLDER [--node NAME] [--tied] [--home FOLDER]
+    python -m kernelmark.suite.fleet.task ORDER --shard I --into FOLDER [--node NAME] [--tied]
+                                          [--home FOLDER [--any-board]]
 
 ORDER is a file, or `-` for $KERNELMARK_ORDER. This is what an engine starts; no code that measures runs in the
 engine's own process. Exit code 0: there is a delivery, whatever the shard's own exit code, which is in it.
 
-With --home the shard is measured there, and goes on with what is there of it; else in a folder that is deleted.
+With --home the shard is measured there, and goes on with what is there of it (with --any-board on another board,
+too); else in a folder that is deleted.
 """
 
 from __future__ import annotations

@@ -120,7 +120,10 @@ def test_what_goes_on_side_by_side(call, tmp_path):
             "--resume goes on with what its run was asked; leave --seed",
         ),
         (own("nobody", "--gpus", "0,1"), "unknown run on a fleet 'nobody'"),
-        (own(fleet.run, "--gpus", "0,1"), f"go on with: kernelmark fleet run --resume {fleet.run}"),
+        (
+            own(fleet.run, "--gpus", "0,1"),
+            f"is one of a fleet. Go on with: kernelmark fleet run --resume {fleet.run}",
+        ),
         (("fleet", "run", "--resume", here.run), f"kernelmark run --resume {here.run} --parallel --gpus, with 2"),
     ):
         code, out, err = call(*words)

@@ -282,7 +282,7 @@ def board(monkeypatch):
     monkeypatch.setattr(
         supervisor.fingerprint,
         "environment",
-        lambda *given: noted(*given) | {BOARDS: boards[-1]} if boards[-1] else {},
+        lambda *given: noted(*given) | ({BOARDS: boards[-1]} if boards[-1] else {}),
     )
     return boards
 
