@@ -15,7 +15,7 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -47,15 +47,13 @@ FLASHINFER = "20261121-193506-4853"
 MEMORY_ROWS = "memory-rows"
 """A part of plan `memory`, measured again."""
 STATE_SPACE = "20261121-105936-8d81"
-MATMUL = "20261124-150155-da82"
-"""Six operators beside vLLM's environment and FlashInfer's."""
-MATMUL_TORCH = "20261124-144322-85f1"
-"""The whole plan beside what lives with PyTorch."""
-MATMUL_BEFORE = "20261124-043304-7d23"
-"""With every peer but quack, before a producer was one warp."""
-MATMUL_FEW = "20261124-183548-de66"
-"""Five operators again, since products of few rows load those alone."""
+MATMUL = "20261127-122232-f28b"
+MATMUL_BLOCKS = "20261124-043304-7d23"
+"""Before a producer was one warp."""
+MATMUL_FEW = "20261124-150155-da82"
+"""Before products of few rows load those alone: six operators."""
 LANGUAGES = "20261124-183154-fee7"
+TILELANG = "20261127-123247-ebce"
 TRAIN = "20261122-193610-d51b"
 TECHNIQUES = "20261122-193737-eb40"
 TECHNIQUES_PART = "20261124-185110-eaf7"
@@ -126,7 +124,7 @@ COMMITTED_ANEW = {"c7ddef66a577": "c23940f"}
 RAN_WITH = {
     **dict.fromkeys((RANKS, CONTEXT, DECODING, SERVER), "02f2b29"),
     **dict.fromkeys((*GRAPHED, *DECODE[2:4]), "a143950"),
-    **dict.fromkeys((MATMUL_TORCH, DECODE[-1]), "56b624a"),
+    DECODE[-1]: "56b624a",
 }
 """Runs from files of another commit than their header names; `registry/reference/README.md` says why."""
 
@@ -196,11 +194,11 @@ def page() -> str:
         *_plan("Attention", ATTENTION),
         *_dense(),
         *_plan("State-space models and linear attention", STATE_SPACE),
-        *_products("Matrix products", MATMUL, BESIDE),
-        *_products("Matrix products beside PyTorch's", MATMUL_TORCH, WITH_TORCH, ELSEWHERE),
+        *_products(),
         *_since(),
         *_fewer(),
         *_every("Products in other kernel languages", LANGUAGES),
+        *_every("Products and norms in TileLang", TILELANG),
         *_every("Products of up to 16 rows", FEW_ROWS),
         *_every("ONNX Runtime's CUDA provider", ONNX),
         *_steps(),
@@ -426,6 +424,7 @@ NAMED = frozenset(
     {
         (2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048),
         (2880, 2880), (8192, 8192), (4096, 14336), (14336, 4096), (4096, 4096), (4096, 8192), (1001, 999),
+        (16384, 8192),
     }
 )  # fmt: skip
 """(N, K) that plan `matmul` names."""
@@ -438,34 +437,15 @@ def _drawn(row: Row) -> bool:
 
 BESIDE = (
     "The peer's time over ours: the geometric mean, the range, and how many cases. Those of the last column were "
-    "drawn by one seed, and no table of schedules knows them. One replicate, so no intervals. The operators that "
-    "vLLM, its copies of DeepGEMM, Marlin and triton_kernels, and FlashInfer have; all rows of ours were right."
+    "drawn by one seed, and no table of schedules knows them. Half of the plan ran on each of two GPUs at once. "
+    "Two processes give an interval of little worth: of what is close this decides nothing. All rows of ours were "
+    "right. In bf16 quack took {quack} ms at 8192 × 8192 × 8192, `torch` {torch}, ours {ours}."
 )
-WITH_TORCH = (
-    "All of the plan beside what lives in one environment with PyTorch: `torch.compile`, torchao, cuSPARSELt, and "
-    "quack, which took {quack} ms at 8192 × 8192 × 8192 in bf16, `torch` {torch}, ours {ours}. Two rows of ours "
-    "were refused: a product with scales of single rows was wrong "
-    "([a race](matmul.md#a-stage-given-up-too-early), mended, and right in the run above), and a "
-    "`quantized_linear` was faster than products in 16 bits can be, whose limit it was held to."
-)
-ELSEWHERE = frozenset(
-    {
-        "matmul", "sparse24_matmul", "sparse24_fp8_matmul", "newton_schulz", "linear", "qkv_rope",
-        "quantized_activation", "quantized_linear",
-    }
-)  # fmt: skip
-"""Operators of plan `matmul` whose peers live with PyTorch."""
 
 
-def _products(title: str, run: str, words: str, operators: Collection[str] = ()) -> list[str]:
-    """Products of a run: groups of them against a peer, those drawn at random by themselves, then every case, of
-    these operators alone if there are any.
-    """
-    made = journal(run)
-    cases: dict[tuple[str, str], dict[str, Row]] = {}
-    for x in rows_of(run):
-        if x.value() is not None:
-            cases.setdefault((x.operator, x.case), {})[x.implementation] = x
+def _products() -> list[str]:
+    """Products: groups of them against a peer, those drawn at random by themselves, then every case."""
+    made, cases = journal(MATMUL), _by_case(MATMUL)
 
     def ratios(peer: str, chosen: Callable[[Row], bool], drawn: bool) -> list[float]:
         found = []
@@ -495,7 +475,7 @@ def _products(title: str, run: str, words: str, operators: Collection[str] = ())
     every = []
     for (operator, case), by in sorted(cases.items()):
         ours = by.get(PROVIDER)
-        if ours is None or _drawn(ours) or (operators and operator not in operators):
+        if ours is None or _drawn(ours):
             continue
         best = by.get(ours.best_baseline or "")
         rate = ours.flops / _value(ours) / 1e9 if ours.flops else None
@@ -506,15 +486,13 @@ def _products(title: str, run: str, words: str, operators: Collection[str] = ())
             figures.number(best.value()) if best else figures.DASH,
             _ratio(ours.speedup_vs_best_baseline),
         ])  # fmt: skip
-    square = {x.implementation: figures.number(x.value()) for x in rows_of(run) if x.case == SQUARE and x.value()}
-    said = words.format(quack=square.get("quack"), torch=square.get("torch"), ours=square.get(PROVIDER))
+    square = {name: figures.number(x.value()) for name, x in cases["matmul", SQUARE].items()}
     return [
-        f"## {title}",
+        "## Matrix products",
         _where(made),
-        said,
+        BESIDE.format(quack=square["quack"], torch=square["torch"], ours=square[PROVIDER]),
         _table(["products", "the plan's shapes", "random shapes"], lines),
-        f"{'Cases of these operators' if operators else 'Every case'} but the random ones. *Of the limit*: of "
-        "what the device's own ceilings of the run allow.",
+        "Every case but the random ones. *Of the limit*: of what the device's own ceilings of the run allow.",
         _table(
             ["operator", "case", "ours, ms", "TFLOP/s", "of the limit", "fastest other", "its ms", "ratio"], every
         ),
@@ -533,7 +511,7 @@ def _since() -> list[str]:
             if peer in by and PROVIDER in by and by[PROVIDER].options["recipe"] == "block"
         }
 
-    before, since = against(MATMUL_BEFORE), against(MATMUL)
+    before, since = against(MATMUL_BLOCKS), against(MATMUL)
     common = sorted(before.keys() & since.keys())
     kinds: Sequence[tuple[str, Callable[[Row], bool]]] = (
         ("`fp8_matmul`, M from 1,024", lambda x: x.operator == "fp8_matmul" and x.axes["M"] >= 1024),
@@ -550,7 +528,7 @@ def _since() -> list[str]:
     return [
         "### Products in blocks before and since",
         "DeepGEMM's time over ours, each within its own run, as geometric means over the cases that both runs "
-        f"have. Before: {_where(journal(MATMUL_BEFORE))} On another H200 of that kind.",
+        f"have. Before: {_where(journal(MATMUL_BLOCKS))} On another H200 of that kind.",
         _table(["products", "shapes", "cases", "before", "since"], lines),
     ]
 
@@ -575,7 +553,7 @@ def _fewer() -> list[str]:
     """Products before and since few rows are loaded alone: by how many there are, then groups, mixtures and MXFP4
     by E4M3 case by case.
     """
-    before, since = _by_case(MATMUL), _by_case(MATMUL_FEW)
+    before, since = _by_case(MATMUL_FEW), _by_case(MATMUL)
     both = sorted(x for x in since if PROVIDER in since[x] and PROVIDER in before.get(x, {}))
     lines = []
     for least, most in ROWS_OF_A:
@@ -602,12 +580,10 @@ def _fewer() -> list[str]:
             figures.number(best.value()) if best else figures.DASH,
         ])  # fmt: skip
     return [
-        "### Few rows, groups, mixtures and MXFP4 since",
-        f"{_where(journal(MATMUL_FEW))} On another H200 of that kind, beside PyTorch and as much of vLLM's "
-        "environment as there was time for: its rows are few, so that the fastest other of a case may be one that "
-        "a peer would have passed. *Before* is the run of [the first table](#matrix-products).",
+        "### Few rows, groups, mixtures and MXFP4 before and since",
+        f"Before: {_where(journal(MATMUL_FEW))} On another H200 of that kind. Since: the run above.",
         _table(["`fp8_matmul`, rows of A", "cases", "time since over before"], lines),
-        _table(["operator", "case", "ours before, ms", "ours, ms", "fastest other of this run", "its ms"], every),
+        _table(["operator", "case", "ours before, ms", "ours, ms", "fastest other since", "its ms"], every),
     ]
 
 

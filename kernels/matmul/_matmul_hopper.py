@@ -1028,6 +1028,13 @@ def mapped(x: torch.Tensor) -> bool:
     return one == 1 and other * size % 16 == 0 and other >= x.shape[turned(x) ^ 1] and x.data_ptr() % 16 == 0
 
 
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """Room for a matrix of that shape, row by row, each row at a multiple of 16 bytes."""
+    rows, columns = x.shape
+    unit = 16 // x.element_size()
+    return x.new_empty(rows, -(-columns // unit) * unit)[:, :columns]
+
+
 def multiply(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -80,6 +80,17 @@ def in_rows_of_k(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _loadable(x: torch.Tensor) -> torch.Tensor:
+    """An 8-bit matrix as it is where Hopper loads its rows, else a copy that lies so."""
+    from ._matmul_hopper import aligned, mapped, turned
+
+    if mapped(x) and not turned(x):
+        return x
+    laid = aligned(x)
+    laid.view(torch.uint8).copy_(x.view(torch.uint8))
+    return laid
+
+
 def _empty(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, recipe: str
 ) -> torch.Tensor:
@@ -99,20 +110,21 @@ def _launch(
     if capability(a.device)[0] == 9:
         from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
 
-        # The matrix units take 8-bit operands row by row only.
-        a, weight = (in_rows_of_k(x) for x in (a, weight))
-        if all(hopper.mapped(x) and not hopper.turned(x) for x in (a, weight, out)):
-            if recipe == "block" and M == 1:
-                recipe = "tile"  # one row has one scale a step, as a tile has, and needs no more of them in a row
-            kind = {"block": PROMOTED, "tile": PROMOTED, "group": GROUPED}.get(recipe, FAST)
-            stageable = kind == FAST or hopper.stageable(*scales, recipe)
-            if not stageable and recipe != "tile" and copied(M, out.shape[1], K, multiprocessors(a)):
-                scales = (hopper.staged_copy(scales[0]), scales[1])
-                stageable = hopper.stageable(*scales, recipe)
-            chosen = choose(kind, M, out.shape[1], K, False, multiprocessors(a), stageable)
-            schedule = replace(chosen.schedule, scales=recipe, filled=filled(chosen.schedule, M))
-            hopper.multiply(a, weight, out, schedule, chosen.dealt, chosen.section, *scales, split=chosen.split)
-            return out
+        # The matrix units take 8-bit operands row by row only; what cannot be mapped would be loaded byte by byte,
+        # once for each tile, and a copy reads it once.
+        a, weight = (_loadable(in_rows_of_k(x)) for x in (a, weight))
+        target = out if hopper.mapped(out) else hopper.aligned(out)
+        if recipe == "block" and M == 1:
+            recipe = "tile"  # one row has one scale a step, as a tile has, and needs no more of them in a row
+        kind = {"block": PROMOTED, "tile": PROMOTED, "group": GROUPED}.get(recipe, FAST)
+        stageable = kind == FAST or hopper.stageable(*scales, recipe)
+        if not stageable and recipe != "tile" and copied(M, out.shape[1], K, multiprocessors(a)):
+            scales = (hopper.staged_copy(scales[0]), scales[1])
+            stageable = hopper.stageable(*scales, recipe)
+        chosen = choose(kind, M, out.shape[1], K, False, multiprocessors(a), stageable)
+        schedule = replace(chosen.schedule, scales=recipe, filled=filled(chosen.schedule, M))
+        hopper.multiply(a, weight, target, schedule, chosen.dealt, chosen.section, *scales, split=chosen.split)
+        return out if target is out else out.copy_(target)
     portable.multiply(a, weight, out, False, recipe, *scales)
     return out
 

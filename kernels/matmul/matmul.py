@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from .._common import FLOATING, capability, cdiv, check, multiprocessors, operator
+from .._common import FLOATING, capability, check, multiprocessors, operator
 from . import _few_rows as few_rows
 from . import _matmul as portable
 from ._dispatch import SIXTEEN, choose, filled
@@ -41,12 +41,6 @@ def matmul(
 
 def _empty(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
     return a.new_empty(a.shape[0], b.shape[1] // (2 if gated else 1))
-
-
-def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """Room for a matrix of that shape whose rows begin at multiples of 16 bytes."""
-    rows, columns = x.shape
-    return x.new_empty(rows, cdiv(columns, 8) * 8)[:, :columns]
 
 
 def _launch(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
@@ -91,8 +85,8 @@ def _on_hopper(
     from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
 
     # What cannot be mapped would be loaded element by element, once for each tile; a copy reads it once.
-    a, weight = (x if hopper.mapped(x) else _aligned(x).copy_(x) for x in (a, weight))
-    target = out if hopper.mapped(out) else _aligned(out)
+    a, weight = (x if hopper.mapped(x) else hopper.aligned(x).copy_(x) for x in (a, weight))
+    target = out if hopper.mapped(out) else hopper.aligned(out)
     if adds and target is not out:
         target.copy_(out)
     M, K = a.shape

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from kernelmark.kernels.matmul import _matmul_hopper as hopper
+from kernelmark.kernels.matmul import fp8_matmul as module
 from kernelmark.kernels.matmul.fp8_matmul import fp8_matmul, in_rows_of_k
 
 
@@ -29,6 +31,37 @@ def test_scales_that_lie_otherwise(agrees):
         return {name: given[name].contiguous() for name in ("scale_a", "scale_b")}
 
     agrees("fp8_matmul", {"M": 17, "N": 140, "K": 300}, "e4m3", change=contiguous)
+
+
+@pytest.mark.parametrize("recipe", ["tensor", "row", "block"])
+@pytest.mark.parametrize(("M", "N", "K"), [(5, 11, 13), (1, 1, 1), (16, 24, 1001), (3, 24, 32)])
+def test_rows_that_begin_anywhere_are_copied_to_where_hopper_loads_them(monkeypatch, M, N, K, recipe):
+    taken = []
+
+    def multiply(a, b, out, schedule, dealt, section, scale_a, scale_b, split):
+        assert all(hopper.mapped(x) and not hopper.turned(x) for x in (a, b, out))
+        taken.append((a, b, out))
+        out.copy_(a.double() @ b.double().t())
+
+    monkeypatch.setattr(hopper, "multiply", multiply)
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "needs_e4m3", lambda name, x: None)
+    monkeypatch.setattr(module, "multiprocessors", lambda x: 132)
+    a, b = (torch.randn(rows, K).to(torch.float8_e4m3fn) for rows in (M, N))
+    steps = -(-K // 128)
+    scales = {
+        "tensor": (torch.ones(()), torch.ones(())),
+        "row": (torch.ones(M, 1), torch.ones(1, N)),
+        "block": (torch.ones(M, steps), torch.ones(steps, -(-N // 128))),
+    }[recipe]
+    lain = a.repeat_interleave(2, 1)[:, ::2] if M > 1 else a  # neither its rows nor its columns are dense
+    for left in (a, a.t().contiguous().t(), lain):
+        for right in (b.t(), b.t().contiguous()):
+            got = module._launch(left, right, *scales, recipe)
+            assert got.is_contiguous()
+            torch.testing.assert_close(got.double(), a.double() @ b.double().t(), rtol=1e-2, atol=1e-2)
+    if (N % 8, K % 16) == (0, 0):
+        assert taken[0][0].data_ptr() == a.data_ptr(), "what can be mapped is not copied"
 
 
 def test_empty():
