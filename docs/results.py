@@ -56,8 +56,10 @@ LANGUAGES = "20261124-183154-fee7"
 TILELANG = "20261127-123247-ebce"
 TRAIN = "20261122-193610-d51b"
 TECHNIQUES = "20261122-193737-eb40"
-TECHNIQUES_PART = "20261124-185110-eaf7"
-"""Plan `memory-techniques`, as much as 300 s hold."""
+TECHNIQUES_PARTS = ("20261127-123320-1141", "20261124-185110-eaf7")
+"""Plan `memory-techniques`, as much as there was time for."""
+PRECISION_PART = "20261127-124228-f3ea"
+"""Plan `precision`, as much as 300 s hold."""
 RANKS = "20261122-224109-fd6e"
 CONTEXT = "20261122-224219-d717"
 DECODING = "20261122-224448-6d44"
@@ -203,7 +205,8 @@ def page() -> str:
         *_every("ONNX Runtime's CUDA provider", ONNX),
         *_steps(),
         *_every("A training step before, beside other systems", TRAIN),
-        *_every("Techniques of training, as far as they came", TECHNIQUES_PART),
+        *_techniques(),
+        *_every("Precisions, as far as they came", PRECISION_PART),
         *_every("Launches and optimizer states in a training step", TECHNIQUES),
         *_worth(),
         *_truth(),
@@ -612,9 +615,32 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(x)} |" for x in (head, ["---"] * len(head), *lines))
 
 
-def _programs(run: str, columns: Sequence[Column]) -> str:
-    """Every row of a run that has a value, its metrics side by side."""
-    found = [x for x in rows_of(run) if x.value() is not None]
+def _techniques() -> list[str]:
+    """Rows of plan `memory-techniques`: what a step takes, and what it keeps in memory for the backward pass."""
+    newest, before = TECHNIQUES_PARTS
+    memory = _size("kept", "activations"), _size("peak allocated", "peak_allocated")
+    losses = (
+        _number("bits a byte"),
+        _number("tokens/s", "tokens_per_s"),
+        _number("bytes of bf16 over those of the payload", "compression_ratio"),
+    )
+    return [
+        "## Techniques of training, as far as they came",
+        f"Some cases of the plan, half of it on each of two GPUs at once. {_where(journal(newest))} *Kept*: what "
+        "a pass leaves for the backward pass.",
+        _programs(newest, (_number("ms a step"), *memory, BEST), "train"),
+        "Gradients compressed and decompressed, with what is lost added to the next step's; nothing is sent. One "
+        "seed, whose loss falls steeply where it ends: no verdict.",
+        _programs(newest, losses, "converge"),
+        "A pass without gradients:",
+        _programs(newest, (_number("ms a pass"), BEST), "forward"),
+        *_every("Techniques of training before", before),
+    ]
+
+
+def _programs(run: str, columns: Sequence[Column], workload: str = "") -> str:
+    """Every row of a run (of one workload, if it is named) that has a value, its metrics side by side."""
+    found = [x for x in rows_of(run) if x.value() is not None and workload in ("", x.operator)]
     lines = [
         [x.case, f"`{x.implementation}`", *(told(x) for _, told in columns)]
         for x in sorted(found, key=lambda x: (list(x.axes.values()), x.case, x.value() or 0))

@@ -40,6 +40,19 @@ def test_shards_take_about_the_same_time():
     assert seconds(PLAN, CELLS, 4) == pytest.approx(loads)
 
 
+def test_a_training_of_many_steps_is_one_sample_and_its_answer_is_that_of_the_first():
+    plan = plans.load("memory-techniques", CATALOG, "cuda")
+    cells = plan.cells(CATALOG, "cuda")
+    cost = estimate(plan.sampling)
+    long = [x for x in cells if x.case.operator == "converge"]
+    # On an H200 four such trainings took 170 s; by the rate of answers each would take 70 minutes.
+    assert 150 < cost(long) < 400
+    steps = [x for x in cells if x.case.options.get("model") == "llama-3.1-8b"]
+    assert cost(steps) > cost(long)
+    parts = [names(cut(plan, cells, (i, 2))) for i in (1, 2)]
+    assert min(map(len, parts)) > 5
+
+
 def test_implementations_that_a_case_is_for_stay_with_it():
     plan = plans.load("state_space", CATALOG, "cuda")
     cells = plan.cells(CATALOG, "cuda")
