@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..store.record import Cache, Case, Ceiling
+from ..store.record import TF32, Cache, Case, Ceiling
 
 ABOVE = 1.02
 """A row above so much of its limit has passed it: what was taken for the device's ceiling is none. Up to there it
@@ -78,8 +78,15 @@ class Ceilings:
             return None
         return max(*known, case.exponentials / (self.exponentials_per_ms or math.inf))
 
+    def rate(self, products: str, call: bool) -> float | None:
+        """Operations a millisecond of matrix products of a dtype. A call's in fp32 may be of TF32, where that was
+        measured: its tolerance lets them. A program says what its products are of.
+        """
+        dtypes = (products, TF32) if call and products == "fp32" else (products,)
+        return max((self.matmul_flops_per_ms[x] for x in dtypes if x in self.matmul_flops_per_ms), default=None)
+
     def _matmul_ms(self, case: Case) -> float | None:
-        rate = self.matmul_flops_per_ms.get(case.products)
+        rate = self.rate(case.products, case.pass_ != "program")
         return case.flops / rate if rate else None
 
     def summary(self) -> dict[str, Any]:

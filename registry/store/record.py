@@ -94,6 +94,10 @@ GPUS = "gpus"
 """The reserved axis: how many GPUs a case takes. Left out of axes, names and keys where it is 1."""
 
 
+TF32 = "tf32"
+"""The dtype of a ceiling of products of fp32 whose inputs are rounded to 10 bits."""
+
+
 def products(dtype: str, options: Mapping[str, object]) -> str:
     """The dtype that matrix products of a case with these options may have."""
     allowed = options.get("products", "dtype")

@@ -334,8 +334,8 @@ def roofline(dtype: str, found: Iterable[CaseRows], ceilings: Ceilings, looks: M
     A dot for ours and one for the fastest baseline of each case: all implementations of a case stand above one
     another. None where a ceiling is missing, or no case of the dtype has both bytes and operations.
     """
-    summed = ceilings.summary()
-    rate, copy = summed["matmul_tflops"].get(dtype), summed["copy_gbps"]
+    most_of_ms = ceilings.rate(dtype, call=True)
+    rate, copy = most_of_ms and most_of_ms / 1e9, ceilings.summary()["copy_gbps"]
     points: list[tuple[float, float, CaseRows, Row]] = []
     for case in found:
         first = case.first

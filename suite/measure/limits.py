@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...registry.store.record import Case, Ceiling, CeilingKind
+from ...registry.store.record import TF32, Case, Ceiling, CeilingKind
 from ..operator import torch_dtype
 from .device import Device
 from .stopping import Sampling, finished
@@ -27,7 +27,7 @@ ONE_WAY_BYTES = {"cuda": [1 << n for n in range(20, 33, 2)], "cpu": [1 << n for 
 and twice as many sizes would take most of a short run on a CPU.
 """
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
-MATMUL_DTYPES = {"cuda": ("bf16", "fp16", "fp32", "e4m3"), "cpu": ("fp32", "bf16")}
+MATMUL_DTYPES = {"cuda": ("bf16", "fp16", "fp32", TF32, "e4m3"), "cpu": ("fp32", "bf16")}
 """Other GPUs are measured as CUDA's are, but for the format that their torch may not multiply."""
 EVENTS_FLOPS = 1 << 40
 """Said of a call that takes milliseconds, so that it gets the timer of such."""
@@ -127,6 +127,9 @@ def products(device: Device, n: int, dtype: str) -> tuple[Callable[[], Any], ...
     """
     import torch
 
+    if dtype == TF32:
+        wide = [torch.randn(n, n, device=device.torch_device) for _ in range(2)]
+        return (lambda: _in_tf32(*wide),)
     if dtype != "e4m3":
         a, b = (torch.randn(n, n, device=device.torch_device, dtype=torch_dtype(dtype)) for _ in range(2))
         if device.kind == "cpu" and dtype == "fp32" and torch.backends.mkldnn.is_available():
@@ -138,3 +141,14 @@ def products(device: Device, n: int, dtype: str) -> tuple[Callable[[], Any], ...
     left, right = (torch.randn(n, n, device=device.torch_device).to(torch_dtype(dtype)) for _ in range(2))
     one = torch.ones((), device=device.torch_device)
     return (lambda: torch._scaled_mm(left, right.t(), one, one, out_dtype=torch.bfloat16),)
+
+
+def _in_tf32(a: Any, b: Any) -> Any:
+    import torch
+
+    settings = torch.backends.cuda.matmul
+    before, settings.allow_tf32 = settings.allow_tf32, True
+    try:
+        return a @ b
+    finally:
+        settings.allow_tf32 = before

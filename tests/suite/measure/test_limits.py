@@ -70,6 +70,22 @@ def test_no_fp8_rate_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch):
     assert limits.products(Cpu(), 16, "e4m3") == ()
 
 
+def test_tf32_is_for_its_own_product_alone():
+    gpu: Any = SimpleNamespace(kind="cuda", torch_device=torch.device("cpu"))
+    settings, seen = torch.backends.cuda.matmul, []
+    assert "tf32" in limits.MATMUL_DTYPES["cuda"]
+    (call,) = limits.products(gpu, 16, "tf32")
+    assert call().shape == (16, 16)
+    assert settings.allow_tf32 is False
+
+    class Seen:
+        def __matmul__(self, other: object) -> None:
+            seen.append(settings.allow_tf32)
+
+    limits._in_tf32(Seen(), None)
+    assert (seen, settings.allow_tf32) == ([True], False)
+
+
 def test_two_libraries_multiply_in_fp32_on_a_cpu():
     mkl, onednn = limits.products(Cpu(), 40, "fp32")
     torch.testing.assert_close(mkl(), onednn())
