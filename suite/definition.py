@@ -261,24 +261,41 @@ def _names(compiled: CodeType) -> Iterator[str]:
 def _text(function: FunctionType) -> str:
     """A function's syntax tree as text."""
     path = Path(inspect.getfile(function))
-    line = function.__code__.co_firstlineno
-    found = [x for x in _functions(path) if x.lineno == line or line in [y.lineno for y in _decorators(x)]]
-    return "".join(map(_tree, found))
-
-
-def _decorators(node: ast.AST) -> list[ast.expr]:
-    return list(getattr(node, "decorator_list", ()))
+    at = _lambdas if function.__name__ == "<lambda>" else _functions
+    return "".join(map(_tree, at(path).get(function.__code__.co_firstlineno, ())))
 
 
 @cache
-def _functions(path: Path) -> tuple[ast.FunctionDef | ast.Lambda, ...]:
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-        if isinstance(node, ast.FunctionDef | ast.Lambda):
-            found.append(node)
-    return tuple(found)
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def _functions(path: Path) -> Mapping[int, list[ast.FunctionDef]]:
+    """The functions of a file by the line that their code begins at, without docstrings. Only statements are
+    looked through: expressions are most of a file.
+    """
+    found: dict[int, list[ast.FunctionDef]] = {}
+    left: list[ast.AST] = [_parsed(path)]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.FunctionDef):
+            if ast.get_docstring(node) is not None:
+                node.body = node.body[1:]
+            line = min([node.lineno, *(x.lineno for x in node.decorator_list)])
+            found.setdefault(line, []).append(node)
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, part, ())
+    return found
+
+
+@cache
+def _lambdas(path: Path) -> Mapping[int, list[ast.Lambda]]:
+    found: dict[int, list[ast.Lambda]] = {}
+    for node in ast.walk(_parsed(path)):
+        if isinstance(node, ast.Lambda):
+            found.setdefault(node.lineno, []).append(node)
+    return found
 
 
 def _tree(node: Any) -> str:

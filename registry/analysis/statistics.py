@@ -16,7 +16,6 @@ from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from ..store.metric import Summary, summarized
 
@@ -93,6 +92,8 @@ def median_ranks(n: int) -> tuple[int, int] | None:
     """
     if n < 6:
         return None
+    from scipy import special
+
     low = 0
     while float(special.bdtr(low, n, 0.5)) <= (1 - CONFIDENCE) / 2:
         low += 1
@@ -128,7 +129,11 @@ def means_and_sds(matrix: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDA
 
 @lru_cache(maxsize=4096)
 def t_quantile(degrees_of_freedom: float, probability: float = 0.5 + CONFIDENCE / 2) -> float:
-    """The quantile of Student's t; `scipy.special` because `scipy.stats` takes a second to import."""
+    """The quantile of Student's t; `scipy.special` because `scipy.stats` takes a second to import, and imported
+    here because it takes a quarter of one, for which commands that compute nothing need not wait.
+    """
+    from scipy import special
+
     return float(special.stdtrit(degrees_of_freedom, probability))
 
 

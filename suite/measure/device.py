@@ -419,6 +419,9 @@ CLASSES: Mapping[DeviceKind, type[Cuda | Accelerator | Cpu]] = {
 
 def opened(kind: DeviceKind) -> Device:
     """The device of that kind, ready to measure on."""
+    # The stopping rule's functions take a quarter of a second to load: not while something is timed.
+    import scipy.special  # noqa: F401
+
     return CLASSES[kind].open()
 
 

@@ -193,7 +193,9 @@ def main(descriptor: int, supervisor: int, compiler: bool) -> None:
     """The server: loads torch, then forks a worker for each message, until nobody holds the other end."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import numpy  # noqa: F401  # its OpenBLAS has threads, which it ends before a fork and starts again where needed
+    # Their OpenBLAS has threads, which it ends before a fork and starts again where needed.
+    import numpy  # noqa: F401
+    import scipy.special  # noqa: F401
 
     threads = _threads()
     import torch

@@ -50,6 +50,7 @@ def test_the_calibration_decides_nothing_itself() -> None:
                 )
 
 
+@pytest.mark.usefixtures("untraced")
 def test_small_calibration(calibrate: ModuleType) -> None:
     """Loose bounds on few suites: catches a broken rule, not a drifted one (the full table does)."""
     table = calibrate.calibrate(suites=5, noise=1.0, seed=2)
@@ -67,6 +68,7 @@ def test_small_calibration(calibrate: ModuleType) -> None:
     assert text.startswith("| noise | rule | false alarms per 200")
 
 
+@pytest.mark.usefixtures("untraced")
 def test_the_order_of_processes_matters(calibrate: ModuleType) -> None:
     """Why the schedule is interleaved: at three times the noise, blocked processes cry wolf."""
     table = calibrate.calibrate(suites=2, noise=3.0, seed=2)

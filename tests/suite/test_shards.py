@@ -20,6 +20,7 @@ def names(plan):
     return [(x.operator, x.name) for x in plan.cases]
 
 
+@pytest.mark.usefixtures("untraced")
 @settings(deadline=None, max_examples=15)
 @given(st.integers(1, 40))
 def test_every_case_is_in_exactly_one_shard_in_the_plans_order(count):

@@ -746,6 +746,7 @@ def _imports(path: Path) -> set[str]:
     return out
 
 
+@pytest.mark.usefixtures("untraced")
 def test_verdicts_are_made_in_one_place() -> None:
     """No other module of the product makes a verdict, so all come through what is calibrated."""
     for path in [*(ROOT / "registry").rglob("*.py"), *(ROOT / "suite").rglob("*.py")]:

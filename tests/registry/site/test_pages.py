@@ -522,6 +522,7 @@ def test_what_all_pages_share_is_small(site: Site) -> None:
     assert shared < 110_000
 
 
+@pytest.mark.usefixtures("untraced")
 def test_pages_of_all_reference_journals_are_small_and_their_links_whole(tmp_path: Path) -> None:
     """300 kB beside the data that the script reads: a page is there at once on a phone."""
     built = build(sorted(REFERENCE.rglob("*.jsonl.gz")), tmp_path, Settings(), {})

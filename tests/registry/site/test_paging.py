@@ -158,6 +158,7 @@ def large(
     return folder / "out"
 
 
+@pytest.mark.usefixtures("untraced")
 def test_no_page_of_a_large_journal_is_large(large: Path) -> None:
     texts = {str(x.relative_to(large)): x.read_text() for x in large.rglob("*.html")}
     bare = {x: re.sub(r'<script type="application/json".*?</script>', "", y, flags=re.S) for x, y in texts.items()}

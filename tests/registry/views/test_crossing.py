@@ -228,6 +228,7 @@ def test_an_interval_may_reach_beyond_what_was_measured() -> None:
     assert bounds(found) == "[8,333, > 10,100] (94 %)"
 
 
+@pytest.mark.usefixtures("untraced")
 def test_the_interval_covers_as_often_as_it_says() -> None:
     """Five replicates with noise of 2 % of their own and 1 % of each point: 94 % promised, 1000 runs."""
     generator = np.random.default_rng(3)
