@@ -261,7 +261,7 @@ def _names(compiled: CodeType) -> Iterator[str]:
 def _text(function: FunctionType) -> str:
     """A function's syntax tree as text."""
     path = Path(inspect.getfile(function))
-    at = _lambdas if function.__name__ == "<lambda>" else _functions
+    at = _lambdas if function.__code__.co_name == "<lambda>" else _functions
     return "".join(map(_tree, at(path).get(function.__code__.co_firstlineno, ())))
 
 

@@ -22,7 +22,7 @@ PROGRAM_ANSWER_FLOPS_PER_S = 5e12
 16,384 tokens took 56 s.
 """
 LONGEST_ANSWER_S = 120.0
-"""What is large is checked by its first steps or layers."""
+"""The same of a program's: what is large is checked by its first steps or layers."""
 PROGRAM_FLOPS_PER_S = 2e14
 """A program runs once at least, however long sampling may take: a training of 1,000 steps is one sample."""
 LOOKED_AT = 3
@@ -69,8 +69,9 @@ def _once_s(case: Case) -> float:
 
 
 def _answer_s(case: Case) -> float:
-    rate = PROGRAM_ANSWER_FLOPS_PER_S if case.pass_ == "program" else FLOPS_PER_S
-    return min(case.bytes / BYTES_PER_S + case.flops / rate, LONGEST_ANSWER_S)
+    if case.pass_ != "program":
+        return case.bytes / BYTES_PER_S + case.flops / FLOPS_PER_S
+    return min(case.bytes / BYTES_PER_S + case.flops / PROGRAM_ANSWER_FLOPS_PER_S, LONGEST_ANSWER_S)
 
 
 def known(home: Home, device: str) -> list[Record]:

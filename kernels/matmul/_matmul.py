@@ -1,7 +1,7 @@
 """Matrix products on any GPU: one tile of the output a program, in Triton.
 
-Hopper has a kernel of its own for most shapes (`_matmul_hopper.py`). This one takes what that leaves: other GPUs,
-fp32 (as TF32), and matrices whose rows do not begin at multiples of 16 bytes.
+Hopper has a kernel of its own (`_matmul_hopper.py`). This one takes what that leaves: other GPUs, and fp32 (as
+TF32).
 """
 
 from __future__ import annotations

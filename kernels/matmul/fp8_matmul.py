@@ -119,7 +119,8 @@ def _launch(
         kind = {"block": PROMOTED, "tile": PROMOTED, "group": GROUPED}.get(recipe, FAST)
         stageable = kind == FAST or hopper.stageable(*scales, recipe)
         if not stageable and recipe != "tile" and copied(M, out.shape[1], K, multiprocessors(a)):
-            scales = (hopper.staged_copy(scales[0]), scales[1])
+            of_columns = hopper.staged_copy(scales[1]) if recipe == "group" else scales[1]
+            scales = (hopper.staged_copy(scales[0]), of_columns)
             stageable = hopper.stageable(*scales, recipe)
         chosen = choose(kind, M, out.shape[1], K, False, multiprocessors(a), stageable)
         schedule = replace(chosen.schedule, scales=recipe, filled=filled(chosen.schedule, M))

@@ -12,6 +12,9 @@ import numpy as np
 
 from ..store.record import TF32, Cache, Case, Ceiling
 
+IN_TF32 = frozenset({"matmul", "newton_schulz"})
+"""Operators whose tolerance in fp32 lets products round their inputs to TF32."""
+
 ABOVE = 1.02
 """A row above so much of its limit has passed it: what was taken for the device's ceiling is none. Up to there it
 is the spread of two measurements.
@@ -78,15 +81,15 @@ class Ceilings:
             return None
         return max(*known, case.exponentials / (self.exponentials_per_ms or math.inf))
 
-    def rate(self, products: str, call: bool) -> float | None:
-        """Operations a millisecond of matrix products of a dtype. A call's in fp32 may be of TF32, where that was
-        measured: its tolerance lets them. A program says what its products are of.
+    def multiplied(self, operator: str, products: str) -> str:
+        """The dtype whose rate an operator's matrix products are held to: in fp32 TF32's, where the tolerance lets
+        them be of it and the rate was measured.
         """
-        dtypes = (products, TF32) if call and products == "fp32" else (products,)
-        return max((self.matmul_flops_per_ms[x] for x in dtypes if x in self.matmul_flops_per_ms), default=None)
+        in_tf32 = products == "fp32" and operator in IN_TF32 and TF32 in self.matmul_flops_per_ms
+        return TF32 if in_tf32 else products
 
     def _matmul_ms(self, case: Case) -> float | None:
-        rate = self.rate(case.products, case.pass_ != "program")
+        rate = self.matmul_flops_per_ms.get(self.multiplied(case.operator, case.products))
         return case.flops / rate if rate else None
 
     def summary(self) -> dict[str, Any]:

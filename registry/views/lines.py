@@ -334,12 +334,13 @@ def roofline(dtype: str, found: Iterable[CaseRows], ceilings: Ceilings, looks: M
     A dot for ours and one for the fastest baseline of each case: all implementations of a case stand above one
     another. None where a ceiling is missing, or no case of the dtype has both bytes and operations.
     """
-    most_of_ms = ceilings.rate(dtype, call=True)
-    rate, copy = most_of_ms and most_of_ms / 1e9, ceilings.summary()["copy_gbps"]
+    summed = ceilings.summary()
+    rate, copy = summed["matmul_tflops"].get(dtype), summed["copy_gbps"]
     points: list[tuple[float, float, CaseRows, Row]] = []
     for case in found:
         first = case.first
-        if products(first.dtype, first.options) != dtype or not first.bytes or not first.flops:
+        of = ceilings.multiplied(first.operator, products(first.dtype, first.options))
+        if of != dtype or not first.bytes or not first.flops:
             continue
         rivals = [x for x in case.ok if x.provider != YARDSTICK and not looks[x.implementation].ours]
         for row in (case.ours, next(iter(rivals), None)):

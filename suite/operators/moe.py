@@ -44,7 +44,7 @@ TOLERANCES = {
 What is rounded of a logit is a share of its expert's weight: of uneven routing, whose logits reach 12, 0.006 to
 0.01 of the answer, and of 16 tokens 0.013 in an unlucky draw.
 e4m3: its rounding of x and of the gated products, 0.025 each, of which x's counts twice, in gate and up: 0.044 of
-the output. A token that one expert has alone is √k times as large as one that k share, and so is its error."""
+the output. An answer that is one expert's alone is √k times as large as one that k share, and so is its error."""
 
 LIMIT = 7.0
 """Of gate and up where they are clamped."""

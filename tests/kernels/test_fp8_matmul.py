@@ -33,14 +33,17 @@ def test_scales_that_lie_otherwise(agrees):
     agrees("fp8_matmul", {"M": 17, "N": 140, "K": 300}, "e4m3", change=contiguous)
 
 
-@pytest.mark.parametrize("recipe", ["tensor", "row", "block"])
-@pytest.mark.parametrize(("M", "N", "K"), [(5, 11, 13), (1, 1, 1), (16, 24, 1001), (3, 24, 32)])
+@pytest.mark.parametrize("recipe", ["tensor", "row", "block", "group"])
+@pytest.mark.parametrize(("M", "N", "K"), [(5, 11, 13), (1, 1, 1), (16, 24, 1001), (3, 24, 32), (150, 101, 2048)])
 def test_rows_that_begin_anywhere_are_copied_to_where_hopper_loads_them(monkeypatch, M, N, K, recipe):
     taken = []
 
     def multiply(a, b, out, schedule, dealt, section, scale_a, scale_b, split):
         assert all(hopper.mapped(x) and not hopper.turned(x) for x in (a, b, out))
         taken.append((a, b, out))
+        if steps > 8 and recipe in ("block", "group"):
+            assert schedule.staged, "what is long enough has its scales copied to where they can be staged"
+            assert hopper.stageable(scale_a, scale_b, recipe)
         out.copy_(a.double() @ b.double().t())
 
     monkeypatch.setattr(hopper, "multiply", multiply)
@@ -53,6 +56,7 @@ def test_rows_that_begin_anywhere_are_copied_to_where_hopper_loads_them(monkeypa
         "tensor": (torch.ones(()), torch.ones(())),
         "row": (torch.ones(M, 1), torch.ones(1, N)),
         "block": (torch.ones(M, steps), torch.ones(steps, -(-N // 128))),
+        "group": (torch.ones(M, steps), torch.ones(steps, N)),
     }[recipe]
     lain = a.repeat_interleave(2, 1)[:, ::2] if M > 1 else a  # neither its rows nor its columns are dense
     for left in (a, a.t().contiguous().t(), lain):

@@ -46,7 +46,7 @@ def test_a_training_of_many_steps_is_one_sample_and_its_answer_is_that_of_the_fi
     cells = plan.cells(CATALOG, "cuda")
     cost = estimate(plan.sampling)
     long = [x for x in cells if x.case.operator == "converge"]
-    # On an H200 four such trainings took 170 s; by the rate of answers each would take 70 minutes.
+    # On an H200 four such trainings took 170 s; by the rate of calls' answers their one would take 74 minutes.
     assert 150 < cost(long) < 400
     steps = [x for x in cells if x.case.options.get("model") == "llama-3.1-8b"]
     assert cost(steps) > cost(long)

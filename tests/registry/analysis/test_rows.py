@@ -118,14 +118,14 @@ def test_products_that_may_be_narrower_are_held_to_their_own_rate(literal: Any) 
     )
 
 
-def test_a_call_in_fp32_may_multiply_as_tf32_and_a_program_may_not(literal: Any) -> None:
+def test_only_what_may_multiply_as_tf32_is_held_to_its_rate(literal: Any) -> None:
     known = [copy(1000, 1.0), matmul("fp32", 500, 1.0), matmul("bf16", 4000, 1.0)]
-    call = literal.case(bytes=1000, flops=8000, dtype="fp32")
+    call = literal.case(operator="matmul", bytes=1000, flops=8000, dtype="fp32")
     assert Ceilings.of(known).limit_ms(call) == pytest.approx(16.0), "older journals have no such ceiling"
     found = Ceilings.of([*known, matmul("tf32", 2000, 1.0)])
     assert found.limit_ms(call) == pytest.approx(4.0)
-    assert found.limit_ms(msgspec.structs.replace(call, pass_="program")) == pytest.approx(16.0)
-    assert found.limit_ms(literal.case(bytes=1000, flops=8000)) == pytest.approx(2.0)
+    assert found.limit_ms(msgspec.structs.replace(call, operator="attention")) == pytest.approx(16.0)
+    assert found.limit_ms(msgspec.structs.replace(call, dtype="bf16")) == pytest.approx(2.0)
 
 
 def test_limit_is_unknown_where_a_needed_ceiling_was_not_measured(literal: Any) -> None:
