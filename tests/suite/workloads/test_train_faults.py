@@ -201,10 +201,11 @@ def test_a_right_step_is_found_right(bench: Any, model: str, dtype: str) -> None
     assert here.prepared.expected.first.norm > 1.5  # else a step that does not clip could not be told
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "products"), [("fp32", "dtype"), ("bf16", "dtype"), ("bf16", "e4m3")])
 @pytest.mark.parametrize("kind", TRAINERS, ids=lambda x: x.__name__)
-def test_a_faulty_trainer_is_found(bench: Any, kind: type[PartsTrainer], dtype: str) -> None:
-    here = bench("llama-tiny", dtype=dtype)
+def test_a_faulty_trainer_is_found(bench: Any, kind: type[PartsTrainer], dtype: str, products: str) -> None:
+    """Whatever it multiplies in: those whose bound is of 8 bits are held to the widest."""
+    here = bench("llama-tiny", dtype=dtype, products=products)
     with pytest.raises(Incorrect, match=TRAINERS[kind]):
         here.measure(here.trainer(kind))
 
