@@ -18,8 +18,8 @@ BYTES_PER_S = 2e9
 FLOPS_PER_S = 2e12
 """What making a case's inputs and its reference gets through, roughly: in fp64, by plain calls."""
 PROGRAM_ANSWER_FLOPS_PER_S = 5e12
-"""The same of a program's: several steps in fp32, layers computed again. On an H200 a step of 3.2 B parameters and
-16,384 tokens took 56 s.
+"""The same of a program's: several steps in fp32, layers computed again. On an H200 the answer for a step of 3.2 B
+parameters and 16,384 tokens took 56 s.
 """
 LONGEST_ANSWER_S = 120.0
 """The same of a program's: what is large is checked by its first steps or layers."""

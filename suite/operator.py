@@ -6,7 +6,8 @@ torch tensors; they import torch themselves, so that reading the file needs no t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -51,6 +52,19 @@ def torch_dtype(name: str) -> torch.dtype:
 
     dtype: torch.dtype = getattr(torch, DTYPES[name])
     return dtype
+
+
+@contextlib.contextmanager
+def in_tf32() -> Iterator[None]:
+    """Products of fp32 in TF32, for all that is asked for within."""
+    import torch
+
+    kept = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(kept)
 
 
 def exponentials_of(flops: Callable[[Case], int]) -> Callable[[Case], int]:

@@ -1035,6 +1035,13 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(rows, -(-columns // unit) * unit)[:, :columns]
 
 
+def loadable(x: torch.Tensor) -> torch.Tensor:
+    """A matrix as it is where it is mapped and, of 8 bits, lies row by row; else a copy that lies so: what cannot
+    be mapped would be loaded element by element, once for each tile, and a copy reads it once.
+    """
+    return x if mapped(x) and (x.element_size() > 1 or not turned(x)) else aligned(x).copy_(x)
+
+
 def multiply(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -58,37 +58,28 @@ def fp8_matmul(
 
 
 @triton.jit
-def _transpose(x, out, M, N, lead, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """One square of SIZE bytes each way a program: out (N, M) = x (M, N)ᵀ, rows of x `lead` bytes apart."""
+def _transpose(x, out, M, N, lead, room, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """One square of SIZE bytes each way a program: out (N, M) = x (M, N)ᵀ, rows `lead` and `room` bytes apart."""
     row = (tl.program_id(0) * SIZE + tl.arange(0, SIZE)).to(tl.int64)
     column = (tl.program_id(1) * SIZE + tl.arange(0, SIZE)).to(tl.int64)
     inside = (row < M)[:, None] & (column < N)[None, :]
     square = tl.load(x + row[:, None] * lead + column[None, :], inside, 0)
-    tl.store(out + column[:, None] * M + row[None, :], tl.trans(square), tl.trans(inside))
+    tl.store(out + column[:, None] * room + row[None, :], tl.trans(square), tl.trans(inside))
 
 
 def in_rows_of_k(x: torch.Tensor) -> torch.Tensor:
-    """An 8-bit matrix (R, K) as it is, or where it lies column by column a copy that lies row by row."""
+    """An 8-bit matrix (R, K) as it is, or where it lies column by column a copy that Hopper can load."""
     if x.stride(1) == 1 or x.stride(0) != 1:
         return x
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    from ._matmul_hopper import aligned
+
+    out = aligned(x)
     R, K = x.shape
     with on(x):
         _transpose[(cdiv(K, 64), cdiv(R, 64))](
-            x.t().view(torch.uint8), out.view(torch.uint8), K, R, x.stride(1), 64, num_warps=4
+            x.t().view(torch.uint8), out.view(torch.uint8), K, R, x.stride(1), out.stride(0), 64, num_warps=4
         )
     return out
-
-
-def _loadable(x: torch.Tensor) -> torch.Tensor:
-    """An 8-bit matrix as it is where Hopper loads its rows, else a copy that lies so."""
-    from ._matmul_hopper import aligned, mapped, turned
-
-    if mapped(x) and not turned(x):
-        return x
-    laid = aligned(x)
-    laid.view(torch.uint8).copy_(x.view(torch.uint8))
-    return laid
 
 
 def _empty(
@@ -110,9 +101,8 @@ def _launch(
     if capability(a.device)[0] == 9:
         from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
 
-        # The matrix units take 8-bit operands row by row only; what cannot be mapped would be loaded byte by byte,
-        # once for each tile, and a copy reads it once.
-        a, weight = (_loadable(in_rows_of_k(x)) for x in (a, weight))
+        # The matrix units take 8-bit operands row by row only.
+        a, weight = (hopper.loadable(in_rows_of_k(x)) for x in (a, weight))
         target = out if hopper.mapped(out) else hopper.aligned(out)
         if recipe == "block" and M == 1:
             recipe = "tile"  # one row has one scale a step, as a tile has, and needs no more of them in a row

@@ -84,8 +84,7 @@ def _on_hopper(
     """out = a · weightᵀ, or out += with `adds`."""
     from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
 
-    # What cannot be mapped would be loaded element by element, once for each tile; a copy reads it once.
-    a, weight = (x if hopper.mapped(x) else hopper.aligned(x).copy_(x) for x in (a, weight))
+    a, weight = hopper.loadable(a), hopper.loadable(weight)
     target = out if hopper.mapped(out) else hopper.aligned(out)
     if adds and target is not out:
         target.copy_(out)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ...registry.store.record import TF32, Case, Ceiling, CeilingKind
-from ..operator import torch_dtype
+from ..operator import in_tf32, torch_dtype
 from .device import Device
 from .stopping import Sampling, finished
 
@@ -129,7 +129,7 @@ def products(device: Device, n: int, dtype: str) -> tuple[Callable[[], Any], ...
 
     if dtype == TF32:
         wide = [torch.randn(n, n, device=device.torch_device) for _ in range(2)]
-        return (lambda: _in_tf32(*wide),)
+        return (lambda: _narrowed(*wide),)
     if dtype != "e4m3":
         a, b = (torch.randn(n, n, device=device.torch_device, dtype=torch_dtype(dtype)) for _ in range(2))
         if device.kind == "cpu" and dtype == "fp32" and torch.backends.mkldnn.is_available():
@@ -143,12 +143,6 @@ def products(device: Device, n: int, dtype: str) -> tuple[Callable[[], Any], ...
     return (lambda: torch._scaled_mm(left, right.t(), one, one, out_dtype=torch.bfloat16),)
 
 
-def _in_tf32(a: Any, b: Any) -> Any:
-    import torch
-
-    settings = torch.backends.cuda.matmul
-    before, settings.allow_tf32 = settings.allow_tf32, True
-    try:
+def _narrowed(a: Any, b: Any) -> Any:
+    with in_tf32():
         return a @ b
-    finally:
-        settings.allow_tf32 = before

@@ -37,14 +37,12 @@ if TYPE_CHECKING:
     import torch
 
 TOLERANCES = {
-    "bf16": Tolerance(norm=1.8e-2, absolute=0.16, relative=4e-2),
-    "e4m3": Tolerance(norm=0.06, absolute=0.6, relative=0.2),
+    "bf16": Tolerance(norm=1.2e-2, absolute=0.16, relative=4e-2),
+    "e4m3": Tolerance(norm=0.06, absolute=0.4, relative=0.2),
 }
 """bf16: rounding of logits, gated products, parts and sum, which Transformers' loop takes in bf16 part by part.
-What is rounded of a logit is a share of its expert's weight: of uneven routing, whose logits reach 12, 0.006 to
-0.009 of the answer (registry/reference/truth/moe-logits.txt); PyTorch's was 0.0134 off in an unlucky draw.
 e4m3: its rounding of x and of the gated products, 0.025 each, of which x's counts twice, in gate and up: 0.044 of
-the output. An answer that is one expert's alone is √k times as large as one that k share, and so is its error."""
+the output."""
 
 LIMIT = 7.0
 """Of gate and up where they are clamped."""
@@ -296,13 +294,8 @@ OPERATOR = Operator(
     tokens=lambda case: case.axes["M"],
     dtypes=("bf16", "e4m3"),
     tolerances=TOLERANCES,
-    # The product of gate and up became a choice, and then more rounding was allowed: what is computed is the same.
-    continues={
-        "a3e85f5b8a18": "49d86148f4c1",
-        "69c6a4401f3d": "f1c9f6b32655",
-        "c3797ea419e9": "13b0ca0d7c1d",
-        "ff2b49236373": "b339e1ac0399",
-    },
+    # The product of gate and up became a choice, and computes the same by itself.
+    continues={"30008b460bbd": "49d86148f4c1", "27c9c924303b": "f1c9f6b32655"},
     plans={
         "quick": (grid("forward", M=1024, D=2048, F=768, E=128, K=8),),
         "quick_cpu": (grid("forward", M=16, D=128, F=96, E=4, K=2),),

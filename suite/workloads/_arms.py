@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .._transformer_engine import Linears
 from ..model import chosen
-from ..operator import torch_dtype
+from ..operator import in_tf32, torch_dtype
 from ..operators.gradient_compression import KEEP
 from ..system import OPTIMIZER, Assembly, Changes
 from ._coarse_states import Twin
@@ -265,7 +265,7 @@ class ArmTrainer(PartsTrainer):
     # A step.
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with _tf32() if self.changes.dtype == "tf32" else contextlib.nullcontext():
+        with in_tf32() if self.changes.dtype == "tf32" else contextlib.nullcontext():
             return super().step(tokens, targets)
 
     def backward(self, loss: Any) -> None:
@@ -465,19 +465,6 @@ class ArmTrainer(PartsTrainer):
             self._library.load_state_dict(state["library"])
         if self.gates is not None:
             self.gates.restore(state["gates"])
-
-
-@contextlib.contextmanager
-def _tf32() -> Iterator[None]:
-    """Products of fp32 in TF32, for all that is asked for within."""
-    import torch
-
-    kept = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(kept)
 
 
 def _library(name: str, params: list[Any]) -> Any:

@@ -72,18 +72,18 @@ def test_no_fp8_rate_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch):
 
 def test_tf32_is_for_its_own_product_alone():
     gpu: Any = SimpleNamespace(kind="cuda", torch_device=torch.device("cpu"))
-    settings, seen = torch.backends.cuda.matmul, []
+    seen = []
     assert "tf32" in limits.MATMUL_DTYPES["cuda"]
     (call,) = limits.products(gpu, 16, "tf32")
     assert call().shape == (16, 16)
-    assert settings.allow_tf32 is False
+    assert torch.get_float32_matmul_precision() == "highest"
 
     class Seen:
         def __matmul__(self, other: object) -> None:
-            seen.append(settings.allow_tf32)
+            seen.append(torch.get_float32_matmul_precision())
 
-    limits._in_tf32(Seen(), None)
-    assert (seen, settings.allow_tf32) == ([True], False)
+    limits._narrowed(Seen(), None)
+    assert (seen, torch.get_float32_matmul_precision()) == (["high"], "highest")
 
 
 def test_two_libraries_multiply_in_fp32_on_a_cpu():
