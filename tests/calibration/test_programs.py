@@ -119,3 +119,24 @@ def test_delays_are_put_into_a_models_norms(monkeypatch):
     assert torch.equal(
         delayed.load()(case)(*given, 1e-5), torch.nn.functional.layer_norm(given[0], (8,), *given[1:])
     )
+
+
+def test_how_far_three_steps_are_apart(program):
+    """Elements count by the exact gradient; what storing may round away does not count."""
+    rounding = program("rounding")
+    one, two = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])
+    first, initial = {"w": torch.tensor([0.0, 1.0])}, {"w": torch.zeros(2)}
+    wanted = rounding.Way([{"w": one}] * 3, {"w": torch.tensor([5.0, 4.0])})
+    got = rounding.Way([{"w": one}, {"w": one}, {"w": two}], {"w": torch.tensor([9.0, 5.0])})
+    assert rounding.apart(wanted, wanted, first, initial) == {"w": (0, 0, 0, 0)}
+    assert rounding.apart(got, wanted, first, initial)["w"] == pytest.approx((0, 0, 0.5 / 5**0.5, 0.25))
+    assert rounding.apart(got, wanted, first, initial, stored=1 / 24)["w"][-1] == pytest.approx(0.125)
+    assert rounding.apart(got, wanted, first, initial, stored=1.0)["w"][-1] == 0
+
+
+def test_rounding_by_itself_changes_what_a_model_learns(program, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["rounding", "--model", "gpt2-tiny", "-B", "1", "-S", "32", "--seed", "3"])
+    assert program("rounding").main() == 0
+    said = capsys.readouterr().out
+    assert said.count("emulated, from fp32") == 2
+    assert all(0 < float(line.split()[-1]) < 1 for line in said.splitlines() if "change" in line)
