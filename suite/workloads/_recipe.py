@@ -35,6 +35,10 @@ STATES: Mapping[str, tuple[int | None, int | None]] = {
 AdamW's, or Muon's (`_muon`), which has one moment of the matrices of layers.
 """
 
+LARGE_ANSWER = 4_000_000_000
+"""Parameters of a model from which on its answer is in pieces: beside 16 bytes of each there is no room for all
+logits in fp32 and their gradients. 8 B parameters, 128,256 tokens and sequences of 8,192 took more than 139 GiB.
+"""
 LARGEST_ANSWER = 8_500_000_000
 """Parameters of the largest model whose answer is computed whole: weights, gradients and moments in fp32 are 16
 bytes of each, and an update needs some more beside, of 141 GB.
@@ -116,6 +120,11 @@ class Recipe:
         if self.parameters <= LARGEST_ANSWER:
             return self
         return replace(self, chosen=self.chosen.first(CHECKED_LAYERS))
+
+    @property
+    def large(self) -> bool:
+        """Whether its answer is computed in pieces."""
+        return self.parameters > min(LARGE_ANSWER, LARGEST_ANSWER)
 
     @property
     def flops(self) -> int:

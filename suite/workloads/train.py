@@ -34,6 +34,7 @@ from ._continued import CONTINUES
 from ._hooks import HOOKS, way
 from ._parallel import WAYS
 from ._peaks import Left, peak_allocated
+from ._pieces import in_pieces
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._split import DIVIDED
 from ._trainer import PartsTrainer
@@ -248,16 +249,19 @@ def prepare_muon(case: Case, session: Session) -> Prepared:
         session.device.release()
 
 
-def prepare_slice(case: Case, session: Session) -> Prepared:
-    """`prepare` of a model that is too large for an answer in fp32: of its first layers."""
+def prepare_large(case: Case, session: Session) -> Prepared:
+    """`prepare` of a model whose answer nearly fills a device: in pieces, and of one that is too large for it, of
+    its first layers.
+    """
     r = read(case)
     longest = r.chosen.model.longest(r.chosen.configuration)
     if longest is not None and longest < r.S:
         raise NotImplementedError(f"{r.chosen.name} has positions for {longest} tokens, not {r.S}")
     _fitting(r, session)
     compute = muon.compute if r.hidden else answer.compute
+    held = r.checked if sliced(case) else r
     try:
-        return Prepared(compute(r.checked, catalog(), session.seed, session.device.torch_device))
+        return Prepared(compute(held, in_pieces(catalog()), session.seed, session.device.torch_device))
     finally:
         session.device.release()
 
@@ -270,8 +274,8 @@ def sliced(case: Case) -> bool:
 
 def prepared(case: Case, session: Session) -> Prepared:
     """The answer by the case's optimizer, of what of its model is checked."""
-    if sliced(case):
-        return prepare_slice(case, session)
+    if read(case).large:
+        return prepare_large(case, session)
     return (prepare_muon if read(case).hidden else prepare)(case, session)
 
 
@@ -572,12 +576,12 @@ class Train(Workload):
 
     def computes(self, case: Case) -> tuple[object, ...]:
         """How answers are made and checked, by whose module, from which numbers."""
-        chosen = read(case).chosen
-        model = chosen.model
+        r = read(case)
+        chosen, model = r.chosen, r.chosen.model
         own = (model.module, model.weights, repr(chosen.configuration), repr(sorted(model.bounds.items())))
-        if sliced(case):
-            how = (prepare_slice, self.measure, muon.compute, muon.check_weights, *self.definition)
-        elif read(case).hidden:
+        if r.large:
+            how = (prepare_large, self.measure, muon.compute, muon.check_weights, *self.definition)
+        elif r.hidden:
             how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
         else:
             how = (prepare, self.measure, *self.definition)

@@ -94,11 +94,11 @@ def test_which_models_are_checked_in_part(model: str, part: str, expected: bool)
     assert train.sliced(_case(model, part)) is expected
 
 
-def test_only_rows_of_large_models_are_known_by_the_slice() -> None:
-    small, large = (train.WORKLOAD.computes(_case(x, "whole")) for x in ("llama-3.1-8b", "llama-2-13b"))
+def test_only_rows_of_large_models_are_known_by_pieces() -> None:
+    small, large = (train.WORKLOAD.computes(_case(x, "whole")) for x in ("llama-3.2-3b", "llama-3.1-8b"))
     assert train.prepare in small
-    assert train.prepare_slice not in small
-    assert train.prepare_slice in large
+    assert train.prepare_large not in small
+    assert train.prepare_large in large
     assert train.prepare not in large
 
 
