@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 GRAPHED_MS = 1.0
 """Shorter calls are captured, if they can be, to be queued back to back: the host would be too slow for them."""
+GROWING = "expandable_segments:True"
+"""What torch's allocator is told for memory that grows where it lies."""
 AHEAD_MS = 50.0
 """Work that is queued ahead of the device while energy is measured: several looks at a slow counter."""
 
@@ -94,7 +97,13 @@ class Device(Protocol):
         ...
 
     def release(self) -> None:
-        """Gives cached memory back between cases."""
+        """Gives cached memory back between cases: the device's, and the host's that it may read itself."""
+        ...
+
+    def growing(self) -> contextlib.AbstractContextManager[object]:
+        """Within it memory is taken in pieces that grow where they lie: for what nearly fills the device, of which
+        no part may be lost between others that are in use.
+        """
         ...
 
 
@@ -212,6 +221,26 @@ class Cuda:
         import torch
 
         torch.cuda.empty_cache()
+        # Named so from torch 2.9 on, and as before it: of optimizer states on the host it holds tens of gigabytes.
+        names = ("_accelerator_emptyHostCache", "_host_emptyCache")
+        if (empty := next((x for name in names if (x := getattr(torch._C, name, None))), None)) is not None:
+            empty()
+
+    @contextlib.contextmanager
+    def growing(self) -> Iterator[None]:
+        import torch
+
+        if GROWING in os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")):
+            yield
+            return
+        # Before torch 2.9 the name of the second was the only one.
+        change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        change = change or torch.cuda.memory._set_allocator_settings
+        change(GROWING)
+        try:
+            yield
+        finally:
+            change(GROWING.replace("True", "False"))
 
 
 class Rocm(Cuda):
@@ -332,6 +361,10 @@ class Accelerator:
 
         torch.accelerator.empty_cache()
 
+    def growing(self) -> contextlib.AbstractContextManager[object]:
+        """As memory is taken: not tried with these."""
+        return contextlib.nullcontext()
+
 
 class Xpu(Accelerator):
     """The current Intel GPU. Not run yet."""
@@ -406,6 +439,10 @@ class Cpu:
 
     def release(self) -> None:
         """The allocator of the host needs no help."""
+
+    def growing(self) -> contextlib.AbstractContextManager[object]:
+        """It can."""
+        return contextlib.nullcontext()
 
 
 CLASSES: Mapping[DeviceKind, type[Cuda | Accelerator | Cpu]] = {

@@ -2,8 +2,8 @@
 
 Memory as programs have it is copied through buffers of the driver, at a fraction of the link's rate. A device
 reads memory itself that is locked: that may not be moved or swapped out. PyTorch's own such memory is rounded up
-to a power of two, tensor by tensor, and kept when it is free; here all tensors of a dictionary lie in one piece,
-as large as they are, which goes with the last of them.
+to a power of two, tensor by tensor, and kept when it is free; here all tensors lie in one piece, as large as they
+are, which goes with the last of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,19 +29,32 @@ def copies(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str,
     """
     import torch
 
-    places, size = {}, 0
-    for name, x in tensors.items():
-        places[name] = size
-        size += -(-x.numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
     device = next((x.device for x in tensors.values() if x.is_cuda), None)
-    flat = _flat(max(size, ALIGNMENT), device)
-    found = {}
+    found = dict(zip(tensors, _laid([(x.shape, dtype) for x in tensors.values()], device), strict=True))
     for name, x in tensors.items():
-        own = flat[places[name] : places[name] + x.numel() * dtype.itemsize].view(dtype).view(x.shape)
-        found[name] = own.copy_(x.detach().to(dtype).contiguous(), non_blocking=True)
+        found[name].copy_(x.detach().to(dtype).contiguous(), non_blocking=True)
     if device is not None:
         torch.cuda.synchronize(device)
     return found
+
+
+def room(likes: Iterable[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Zeros on the host as large as these tensors, all of one device, in this dtype; locked as of `copies`."""
+    own = list(likes)
+    return _laid([(x.shape, dtype) for x in own], next((x.device for x in own if x.is_cuda), None))
+
+
+def _laid(wanted: Sequence[tuple[torch.Size, torch.dtype]], device: torch.device | None) -> list[torch.Tensor]:
+    """Tensors of these shapes one behind the other in one piece of memory."""
+    size, places = 0, []
+    for shape, dtype in wanted:
+        places.append(size)
+        size += -(-shape.numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    flat = _flat(max(size, ALIGNMENT), device)
+    return [
+        flat[at : at + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+        for at, (shape, dtype) in zip(places, wanted, strict=True)
+    ]
 
 
 def _flat(size: int, device: torch.device | None) -> torch.Tensor:

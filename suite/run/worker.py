@@ -289,8 +289,9 @@ def _program(
             prepared = workload.prepare(workload.whole(case), first)
     except Exception as error:  # as for an operator's inputs
         status, reason = _judged(error)
-        for cell in cells:
-            yield Result(cell.index, status, f"preparing the check: {reason}", None, first.stages.spent_s)
+        for cell in cells:  # it was tried once, for all
+            spent = first.stages.spent_s if cell is cells[0] else {}
+            yield Result(cell.index, status, f"preparing the check: {reason}", None, spent)
         _leave_if_broken(device, error)
         return
     for cell in cells:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from ..measure.host_copies import room
+
 if TYPE_CHECKING:
     import torch
 
@@ -322,17 +324,9 @@ class HostUpdate:
     """States, and a copy of what is updated, in the host's memory; the host updates, and weights come back."""
 
     def __init__(self, params: Sequence[torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
-        import torch
-
-        pinned = params[0].device.type == "cuda"
         self._params = params
-        self._states = {
-            name: [torch.empty(x.shape, dtype=dtype, pin_memory=pinned) for x in params]
-            for name, dtype in dtypes.items()
-        }
-        self._own, self._grads = (
-            [torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned) for x in params] for _ in range(2)
-        )
+        self._states = {name: room(params, dtype) for name, dtype in dtypes.items()}
+        self._own, self._grads = (room(params, params[0].dtype) for _ in range(2))
         self._moving = True
         self._update: Update | None = None
 

@@ -14,8 +14,8 @@ from ..operator import Operator
 if TYPE_CHECKING:
     import torch
 
-PIECE = 2**28
-"""Elements of a piece, about: a gigabyte of fp32."""
+PIECE = 2**26
+"""Elements of a piece, about: 256 MiB of fp32."""
 
 
 @dataclass(frozen=True)

@@ -260,10 +260,11 @@ def prepare_large(case: Case, session: Session) -> Prepared:
     _fitting(r, session)
     compute = muon.compute if r.hidden else answer.compute
     held = r.checked if sliced(case) else r
-    try:
-        return Prepared(compute(held, in_pieces(catalog()), session.seed, session.device.torch_device))
-    finally:
-        session.device.release()
+    with session.device.growing():
+        try:
+            return Prepared(compute(held, in_pieces(catalog()), session.seed, session.device.torch_device))
+        finally:
+            session.device.release()
 
 
 def sliced(case: Case) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -69,3 +70,33 @@ def test_a_device_is_opened_by_its_kind(monkeypatch: pytest.MonkeyPatch):
 def test_no_gpu():
     with pytest.raises((RuntimeError, AssertionError)):
         Cuda.open()
+
+
+@pytest.mark.parametrize("given", ["", "max_split_size_mb:512", "expandable_segments:True"])
+@pytest.mark.parametrize("ends", ["well", "with an error"])
+def test_memory_grows_for_as_long_as_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, given: str, ends: str):
+    """Where the user has it so from the start, nothing is changed."""
+    told: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append, raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", given)
+    within: list[str] = []
+    with pytest.raises(MemoryError) if ends != "well" else contextlib.nullcontext(), Cuda().growing():
+        within += told
+        if ends != "well":
+            raise MemoryError
+    asked = [] if "expandable" in given else ["expandable_segments:True"]
+    assert within == asked
+    assert told == [*asked, *(x.replace("True", "False") for x in asked)]
+
+
+@pytest.mark.parametrize("name", ["_accelerator_emptyHostCache", "_host_emptyCache"])
+def test_a_device_gives_back_locked_memory_of_the_host_too(monkeypatch: pytest.MonkeyPatch, name: str):
+    for other in ("_accelerator_emptyHostCache", "_host_emptyCache"):
+        monkeypatch.delattr(torch._C, other, raising=False)
+    told: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("device"))
+    Cuda().release()
+    assert told == ["device"]  # a torch that has neither
+    monkeypatch.setattr(torch._C, name, lambda: told.append("host"), raising=False)
+    Cuda().release()
+    assert told == ["device", "device", "host"]

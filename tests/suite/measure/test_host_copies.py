@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.suite.measure import host_copies
-from kernelmark.suite.measure.host_copies import ALIGNMENT, copies
+from kernelmark.suite.measure.host_copies import ALIGNMENT, copies, room
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
@@ -44,6 +44,17 @@ def test_copies_are_their_own() -> None:
         weight.fill_(7)
     found["b"].fill_(5)
     assert found["a"].tolist() == [1, 1, 1]
+
+
+@given(st.lists(SHAPES, max_size=5), DTYPES)
+def test_room_is_as_large_as_the_tensors(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
+    found = room((torch.ones(x, dtype=torch.float32) for x in shapes), dtype)
+    assert [(tuple(x.shape), x.dtype) for x in found] == [(x, dtype) for x in shapes]
+    for number, x in enumerate(found, 1):
+        assert not x.any()
+        x.fill_(number)
+    for number, x in enumerate(found, 1):  # none lies in another's place
+        assert (x == number).all()
 
 
 class Driver:

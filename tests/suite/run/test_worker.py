@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -17,6 +19,7 @@ from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.run import fingerprint, worker
 from kernelmark.suite.run.messages import CeilingDone, Done, Facts, Message, Result, Stage, Task, TaskCell
 from kernelmark.suite.run.worker import catalog_of, work
+from kernelmark.suite.workloads import train
 
 SAMPLING = Sampling(min_samples=6, max_samples=6, min_seconds=0, max_seconds=5, warmup_s=0)
 
@@ -96,6 +99,26 @@ def test_inputs_that_cannot_be_built_end_their_case_only(task, root):
     ended = results(run(task("plain", "slow", N=(16, 32))))
     assert [x.status for x in ended.values()] == ["error", "error", "ok", "ok"]
     assert ended[10].reason == ended[11].reason == "building the inputs: AssertionError"
+
+
+def test_a_check_that_cannot_be_prepared_is_tried_once_for_all_systems():
+    """And its seconds count once."""
+
+    def prepare(case, session):
+        time.sleep(0.01)
+        raise MemoryError("no room for the answer")
+
+    case = train.WORKLOAD.case({"B": 1, "S": 8}, "fp32", "program", model="llama-tiny", state="plain")
+    catalog = Catalog.default()
+    catalog.__dict__["workloads"] = {"train": replace(train.WORKLOAD, prepare=prepare)}
+    cells = tuple(TaskCell(i, case, name, "hot") for i, name in enumerate(("torch", "torch_compile")))
+    sent: list[Message] = []
+    work(Task("cpu", 1, 0, cells, SAMPLING, ceilings=False), sent.append, Cpu(), {"threads": 2}, catalog)
+    first, second = results(sent).values()
+    assert first.reason == second.reason == "preparing the check: no room for the answer"
+    assert first.status == second.status == "out_of_memory"
+    assert first.spent_s["prepare"] >= 0.01
+    assert second.spent_s == {}
 
 
 def test_a_failure_leaves_the_inputs_as_they_were(task, root):
