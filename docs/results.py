@@ -30,10 +30,11 @@ from kernelmark.registry.analysis.statistics import geometric_mean
 from kernelmark.registry.analysis.worth import Worth, worths
 from kernelmark.registry.detection.arms import arms
 from kernelmark.registry.store.journal import Journal, read, read_header
-from kernelmark.registry.store.record import PROVIDER, Record
+from kernelmark.registry.store.record import PROVIDER, Record, Request
 from kernelmark.registry.views import convergence_table, crossing, summary, worth_table
 from kernelmark.registry.views.table import render
 from kernelmark.registry.views.tables import half_width, run_table
+from kernelmark.suite.catalog import Catalog
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "results-h200.md"
@@ -55,9 +56,11 @@ MATMUL_FEW = "20261124-150155-da82"
 LANGUAGES = "20261124-183154-fee7"
 TILELANG = "20261127-123247-ebce"
 TRAIN = "20261122-193610-d51b"
-TECHNIQUES = "20261122-193737-eb40"
-TECHNIQUES_PARTS = ("20261127-123320-1141", "20261124-185110-eaf7")
-"""Plan `memory-techniques`, as much as there was time for."""
+TECHNIQUES = "20261127-154519-e0c8"
+TECHNIQUES_LARGE = "20261127-162831-efa0"
+"""Plan `memory-techniques`, as much as a lease holds, and of what is left as much as there was time for."""
+TECHNIQUES_BEFORE = "20261124-185110-eaf7"
+"""Small models, on a host that launches faster."""
 PRECISION_PART = "20261127-124228-f3ea"
 """Plan `precision`, as much as 300 s hold."""
 RANKS = "20261122-224109-fd6e"
@@ -207,7 +210,6 @@ def page() -> str:
         *_every("A training step before, beside other systems", TRAIN),
         *_techniques(),
         *_every("Precisions, as far as they came", PRECISION_PART),
-        *_every("Launches and optimizer states in a training step", TECHNIQUES),
         *_worth(),
         *_truth(),
         *_host(),
@@ -618,35 +620,76 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def _techniques() -> list[str]:
     """Rows of plan `memory-techniques`: what a step takes, and what it keeps in memory for the backward pass."""
-    newest, before = TECHNIQUES_PARTS
     memory = _size("kept", "activations"), _size("peak allocated", "peak_allocated")
+    steps = _number("ms a step"), *memory, BEST
     losses = (
         _number("bits a byte"),
         _number("tokens/s", "tokens_per_s"),
         _number("bytes of bf16 over those of the payload", "compression_ratio"),
     )
+    pool = (
+        _number("reserved over allocated"),
+        _number("retries", "retries"),
+        _number("ms of host time", "replay"),
+        _size("reserved", "pool_reserved"),
+    )
+    tokens = _number("ms a token"), _size("peak memory", "generation_memory"), BEST
+    moved = (
+        *steps[:1],
+        _number("exposed, ms", "exposed_states"),
+        _number("link both ways, GB/s", "host_link"),
+        *steps[1:],
+    )
+    large = [x for x in rows_of(TECHNIQUES) if x.options.get("model") == "llama-3.1-8b"]
+    assert all(x.status == "out_of_memory" for x in large)
     return [
         "## Techniques of training, as far as they came",
-        f"Some cases of the plan, half of it on each of two GPUs at once. {_where(journal(newest))} *Kept*: what "
-        "a pass leaves for the backward pass.",
-        _programs(newest, (_number("ms a step"), *memory, BEST), "train"),
+        f"{_where(journal(TECHNIQUES))} *Kept*: what a pass leaves for the backward pass. The {len(large)} rows "
+        "of 8 B parameters have no time: their answer in fp32 had no room on the device. It takes less since; so "
+        "they are *not run*.",
+        _programs(TECHNIQUES, steps, "train"),
         "Gradients compressed and decompressed, with what is lost added to the next step's; nothing is sent. One "
         "seed, whose loss falls steeply where it ends: no verdict.",
-        _programs(newest, losses, "converge"),
-        "A pass without gradients:",
-        _programs(newest, (_number("ms a pass"), BEST), "forward"),
-        *_every("Techniques of training before", before),
+        _programs(TECHNIQUES, losses, "converge"),
+        "A pass without gradients, and a token:",
+        _programs(TECHNIQUES, (_number("ms a pass"), BEST), "forward"),
+        _programs(TECHNIQUES, tokens, "generate"),
+        "The memory pool, with memory to spare or with 5 % more than the pattern needs:",
+        _programs(TECHNIQUES, pool, "memory_pool", failed=True),
+        "### Optimizer states with masters in fp32",
+        f"{_where(journal(TECHNIQUES_LARGE))} 32,768 tokens a step; what states on the host cost beside the same "
+        "step without moving them is *exposed*. PyTorch with states on the device, and both libraries' in 8 bits, "
+        "had no memory for these tokens; the update by the host was ended by the system, as pinned memory of the "
+        "systems before it was still held (it is given back since). DeepSpeed had no environment of its own there "
+        "and is `unavailable`; the answer for 8 B parameters had no room yet.",
+        _programs(TECHNIQUES_LARGE, moved, "train", failed=True),
+        "A decoder block's forward pass:",
+        _programs(TECHNIQUES_LARGE, (_number("ms a pass"), BEST), "forward"),
+        *_every("Techniques of training before, on a host that launches faster", TECHNIQUES_BEFORE),
     ]
 
 
-def _programs(run: str, columns: Sequence[Column], workload: str = "") -> str:
-    """Every row of a run (of one workload, if it is named) that has a value, its metrics side by side."""
-    found = [x for x in rows_of(run) if x.value() is not None and workload in ("", x.operator)]
-    lines = [
-        [x.case, f"`{x.implementation}`", *(told(x) for _, told in columns)]
-        for x in sorted(found, key=lambda x: (list(x.axes.values()), x.case, x.value() or 0))
+def _programs(run: str, columns: Sequence[Column], workload: str = "", failed: bool = False) -> str:
+    """Every row of a run (of one workload, if it is named) that has a value, its metrics side by side; with
+    `failed` also what has none for want of memory, but for a model whose answer had none.
+    """
+    found = [
+        x
+        for x in rows_of(run)
+        if workload in ("", x.operator)
+        and (x.value() is not None or (failed and x.status in ("out_of_memory", "crashed") and not _unanswered(x)))
     ]
+    lines = []
+    for x in sorted(found, key=lambda x: (list(x.axes.values()), x.case, x.value() or float("inf"))):
+        told = [said(x) for _, said in columns]
+        if x.value() is None:
+            told[0] = x.status.replace("_", " ")
+        lines.append([x.case, f"`{x.implementation}`", *told])
     return _table(["case", "implementation", *(heading for heading, _ in columns)], lines)
+
+
+def _unanswered(row: Row) -> bool:
+    return (row.reason or "").startswith("preparing the check")
 
 
 def _row(run: str, implementation: str, **axes: int) -> Row:
@@ -1098,6 +1141,17 @@ def _rewired() -> list[str]:
     ]
 
 
+def _of(operator: str, asked: Request) -> list[str]:
+    """Which of a run's implementations are the operator's."""
+    own = {x.name for x in _catalog().of_operator(operator)}
+    return [x for x in asked.implementations if x in own]
+
+
+@functools.cache
+def _catalog() -> Catalog:
+    return Catalog.default()
+
+
 def _where(made: Journal) -> str:
     """One sentence: which run, of what, and whether it is whole."""
     header = made.header
@@ -1111,7 +1165,7 @@ def _where(made: Journal) -> str:
     counts = {x: sum(y.replicate == x for y in made.records) for x in range(header.replicates)}
     if not any(x for replicate, x in counts.items() if replicate):
         asked = header.request
-        planned = sum(len(asked.only.get(x.full_name, asked.implementations)) for x in asked.cases)
+        planned = sum(len(asked.only.get(x.full_name) or _of(x.operator, asked)) for x in asked.cases)
         others = ", the others none" if len(counts) > 1 else ""
         incomplete = f"The run is not complete: replicate 1 has {counts[0]} of {planned} measurements{others}."
     else:
