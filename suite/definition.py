@@ -56,6 +56,11 @@ def no_exponentials(case: Case) -> int:
     return 0
 
 
+def no_time(case: Case) -> float:
+    """Of what is over as soon as it is computed."""
+    return 0.0
+
+
 def no_tokens(case: Case) -> int | None:
     """Of what has no tokens."""
     return None
@@ -72,6 +77,8 @@ class Definition:
       that value they are left out of names and hashes, so that old rows stay comparable. Axes that are
       `asked_for` are not in the case either then.
     * `bytes(case)`, `flops(case)`, `exponentials(case)`: the least a perfect implementation moves and computes.
+    * `lasts(case)`: about the seconds that it takes whatever the device, as it follows a clock or waits for
+      others: for estimates alone.
     * `tokens(case)`: how many tokens a call stands for, for a rate of them; None where it has none.
     * `plans`: the cases by plan. `quick` (and `quick_cpu` in its place on a CPU) and `standard`; `full`
       is what comes on top of `standard`.
@@ -90,6 +97,7 @@ class Definition:
     later: Mapping[str, Option] = field(default_factory=dict)
     asked_for: tuple[str, ...] = ()
     exponentials: Callable[[Case], int] = no_exponentials
+    lasts: Callable[[Case], float] = no_time
     tokens: Callable[[Case], int | None] = no_tokens
     continues: Mapping[str, str] = field(default_factory=dict)
 

@@ -56,7 +56,8 @@ def estimate(sampling: Sampling, records: Collection[Record] = (), device: str |
             seen = by_key.get(cell.identity, like)
             if seen is None:
                 guessed[cell.case.full_name] = cell.case
-                seen = [sampling.warmup_s + max(sampling.max_seconds, _once_s(cell.case)) + CHECK_S]
+                once = max(_once_s(cell.case), cell.lasts_s)
+                seen = [sampling.warmup_s + max(sampling.max_seconds, once) + CHECK_S]
             total += median(seen)
         return total + sum(map(_answer_s, guessed.values()))
 

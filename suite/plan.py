@@ -53,6 +53,8 @@ class Cell:
     case: Case
     implementation: Implementation
     cache: Cache
+    lasts_s: float = 0.0
+    """What it takes at the least by whatever it is measured, as its definition says; no part of the row's name."""
 
     @property
     def identity(self) -> Key:
@@ -230,8 +232,9 @@ class Plan:
         _known(implementations, catalog, operators)
         exchanged = {name for x in self.exchanges for name in (x.base, x.system)}
         cells = tuple(
-            Cell(case, implementation, cache)
+            Cell(case, implementation, cache, lasts_s)
             for case in self.cases
+            for lasts_s in (catalog.definition(case.operator).lasts(case),)
             for cache in self.caches
             for implementation in catalog.of_operator(case.operator)
             if (

@@ -106,6 +106,8 @@ TOKENS_A_WORD = 3
 """Tokens that a word of a prompt is taken for at the most, before the provider has counted."""
 OVERHEAD = 64
 """Tokens that are taken for a prompt's frame."""
+TOKEN_S = 0.02
+"""What a user waits for a token, about, on the wire and before it: for estimates."""
 TIMEOUT_S = 120.0
 SERVER_TIME = ("openai-processing-ms", "latency-ms")
 LEFT = {
@@ -372,6 +374,7 @@ WORKLOAD = OfModel(
     dtypes=("unstated",),
     bytes=lambda case: 0,
     flops=lambda case: 0,
+    lasts=lambda case: case.axes["requests"] / case.axes["users"] * case.axes["output"] * TOKEN_S,
     measured=METRICS,
     measure=measure,
     definition=(ask, prompt, latencies.token_time, tuple(WORDS)),

@@ -162,6 +162,12 @@ START_S = 600.0
 """What a server may take to start."""
 BATCH = 256
 """Sequences that our server works on at a time, at the most."""
+STARTED_S = 60.0
+"""What a server of some billion parameters takes to start, and its answers to be checked, about."""
+TOKEN_S = 0.01
+"""What a user waits for a token, about, while others are served too."""
+TRIES = 3
+"""Loads at the first rate that a search is as long as: each rate above takes half, and some lie between."""
 KEPT = 0.25
 """Share of the time that a search finds left at its begin, which it leaves for the check of the answers."""
 
@@ -180,6 +186,15 @@ def read_load(case: Case) -> load.Load:
         lengths=str(case.options["lengths"]),
         vocabulary=chosen.configuration.vocabulary - 1,  # the last is what ends an answer
     )
+
+
+def lasts(case: Case) -> float:
+    """About the seconds that a row takes: an open load has its schedule, and users wait for their tokens."""
+    asked = read_load(case)
+    if asked.users:
+        return STARTED_S + asked.requests / asked.users * asked.output * TOKEN_S
+    searching = case.options["load"] == "search"
+    return STARTED_S + (TRIES if searching else 1) * asked.requests / asked.rate if asked.rate else STARTED_S
 
 
 def limits(case: Case) -> tuple[float, float] | None:
@@ -518,6 +533,7 @@ WORKLOAD = Inference(
     bytes=lambda case: 0,
     flops=lambda case: 0,
     tokens=lambda case: None,
+    lasts=lasts,
     measured=METRICS,
     prepare=prepare,
     measure=measure,

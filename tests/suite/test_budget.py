@@ -109,6 +109,12 @@ def test_what_is_not_known_takes_the_plans_limits_and_a_case_is_laid_out_once() 
     assert estimate(plan().sampling)(both) == 2 * (0.5 + CHECK_S) + 3  # the same on every machine
 
 
+def test_what_follows_a_clock_takes_as_long_as_its_clock() -> None:
+    timed = dataclasses.replace(cell(case(8)), lasts_s=600.0)
+    assert estimate(plan().sampling)([timed]) == pytest.approx(600 + plan().sampling.warmup_s + CHECK_S)
+    assert timed.identity == cell(case(8)).identity
+
+
 def test_in_a_first_replicate_what_says_most_comes_first() -> None:
     walk = budget.first(order(SIZES, 7, 0), SIZES)
     assert [x.case.axes["M"].bit_length() - 1 for x in walk] == [10, 20, 16, 12, 11]
