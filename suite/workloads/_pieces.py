@@ -36,19 +36,39 @@ def in_pieces(catalog: Catalog) -> Catalog:
 
 
 def loss(whole: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`fused_linear_cross_entropy` over some rows of x (M, D) at a time, their logits made again for the backward
-    pass: the mean of the pieces' means, each by its rows.
+    """`fused_linear_cross_entropy` over some rows of x (M, D) at a time: the mean of the pieces' means, each by
+    its rows. Logits are made again for the backward pass, which sums the weight's gradient where it lies.
     """
+    import torch
+
+    def split(x: Any, target: Any, weight: Any) -> Any:
+        rows = max(1, PIECE // weight.shape[0])
+        for some, wanted in zip(x.split(rows), target.split(rows), strict=True):
+            yield some, wanted, len(some) / len(x)
+
+    class Pieces(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any, target: Any) -> Any:
+            ctx.save_for_backward(x, weight, target)
+            return sum(whole(some, weight, wanted) * share for some, wanted, share in split(x, target, weight))
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, weight, target = ctx.saved_tensors
+            of_x, of_weight = [], None
+            for some, wanted, share in split(x, target, weight):
+                own = some.detach().requires_grad_(), weight.detach().requires_grad_()
+                with torch.enable_grad():
+                    mean = whole(*own, wanted) * share
+                first, second = torch.autograd.grad(mean, own, grad)
+                of_x.append(first)
+                of_weight = second if of_weight is None else of_weight.add_(second)
+                del second, mean  # before the next one's is there: of a large vocabulary it is 2 GB
+            return torch.cat(of_x), of_weight, None
 
     def pieces(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        from torch.utils.checkpoint import checkpoint
-
-        rows = max(1, PIECE // weight.shape[0])
-        total: Any = 0.0
-        for some, wanted in zip(x.split(rows), target.split(rows), strict=True):
-            mean = checkpoint(whole, some, weight, wanted, use_reentrant=False)
-            total = total + mean * (len(some) / len(x))
-        return total  # type: ignore[no-any-return]  # a tensor: there is a row
+        found: torch.Tensor = Pieces.apply(x, weight, target)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return found
 
     return pieces
 
