@@ -58,9 +58,9 @@ TILELANG = "20261127-123247-ebce"
 TRAIN = "20261122-193610-d51b"
 TECHNIQUES = "20261127-154519-e0c8"
 TECHNIQUES_LARGE = "20261127-162831-efa0"
-"""Plan `memory-techniques`, as much as a lease holds, and of what is left as much as there was time for."""
+"""Plan `memory-techniques`, as much as 2,050 s hold, and what is left of it."""
 TECHNIQUES_BEFORE = "20261124-185110-eaf7"
-"""Small models, on a host that launches faster."""
+"""Small models, on another host."""
 PRECISION_PART = "20261127-124228-f3ea"
 """Plan `precision`, as much as 300 s hold."""
 RANKS = "20261122-224109-fd6e"
@@ -642,11 +642,12 @@ def _techniques() -> list[str]:
     )
     large = [x for x in rows_of(TECHNIQUES) if x.options.get("model") == "llama-3.1-8b"]
     assert all(x.status == "out_of_memory" for x in large)
+    (ended,) = (x.implementation for x in rows_of(TECHNIQUES_LARGE) if x.status == "crashed")
     return [
         "## Techniques of training, as far as they came",
         f"{_where(journal(TECHNIQUES))} *Kept*: what a pass leaves for the backward pass. The {len(large)} rows "
-        "of 8 B parameters have no time: their answer in fp32 had no room on the device. It takes less since; so "
-        "they are *not run*.",
+        "of 8 B parameters have no time: their answer in fp32 had no room on the device, at once nor in pieces "
+        "(the run below). What has changed since is *not run*.",
         _programs(TECHNIQUES, steps, "train"),
         "Gradients compressed and decompressed, with what is lost added to the next step's; nothing is sent. One "
         "seed, whose loss falls steeply where it ends: no verdict.",
@@ -658,14 +659,19 @@ def _techniques() -> list[str]:
         _programs(TECHNIQUES, pool, "memory_pool", failed=True),
         "### Optimizer states with masters in fp32",
         f"{_where(journal(TECHNIQUES_LARGE))} 32,768 tokens a step; what states on the host cost beside the same "
-        "step without moving them is *exposed*. PyTorch with states on the device, and both libraries' in 8 bits, "
-        "had no memory for these tokens; the update by the host was ended by the system, as pinned memory of the "
-        "systems before it was still held (it is given back since). DeepSpeed had no environment of its own there "
-        "and is `unavailable`; the answer for 8 B parameters had no room yet.",
+        "step without moving them is *exposed*. Where the table says so, the device had no memory for these "
+        f"tokens. `{ended}` was ended by the system, most likely as pinned memory of the systems before it was "
+        "still held (it is given back since; *not run* again). There are no rows of DeepSpeed, and none of 8 B "
+        "parameters.",
         _programs(TECHNIQUES_LARGE, moved, "train", failed=True),
         "A decoder block's forward pass:",
         _programs(TECHNIQUES_LARGE, (_number("ms a pass"), BEST), "forward"),
-        *_every("Techniques of training before, on a host that launches faster", TECHNIQUES_BEFORE),
+        "## Techniques of training before, on another host",
+        _where(journal(TECHNIQUES_BEFORE)),
+        _programs(TECHNIQUES_BEFORE, steps, "train"),
+        _programs(TECHNIQUES_BEFORE, (_number("ms a pass"), BEST), "forward"),
+        _programs(TECHNIQUES_BEFORE, (_number("ms a token"), BEST), "generate"),
+        _programs(TECHNIQUES_BEFORE, pool, "memory_pool"),
     ]
 
 
@@ -1142,7 +1148,7 @@ def _rewired() -> list[str]:
 
 
 def _of(operator: str, asked: Request) -> list[str]:
-    """Which of a run's implementations are the operator's."""
+    """Which of a run's implementations are the operator's today."""
     own = {x.name for x in _catalog().of_operator(operator)}
     return [x for x in asked.implementations if x in own]
 
@@ -1165,7 +1171,11 @@ def _where(made: Journal) -> str:
     counts = {x: sum(y.replicate == x for y in made.records) for x in range(header.replicates)}
     if not any(x for replicate, x in counts.items() if replicate):
         asked = header.request
-        planned = sum(len(asked.only.get(x.full_name) or _of(x.operator, asked)) for x in asked.cases)
+        named = [asked.only.get(x.full_name) for x in asked.cases]
+        planned = sum(
+            len(_of(x.operator, asked) if names is None else names)
+            for x, names in zip(asked.cases, named, strict=True)
+        )
         others = ", the others none" if len(counts) > 1 else ""
         incomplete = f"The run is not complete: replicate 1 has {counts[0]} of {planned} measurements{others}."
     else:

@@ -44,7 +44,8 @@ def estimate(sampling: Sampling, records: Collection[Record] = (), device: str |
         seconds = sum(record.spent_s.values())
         if seconds > 0:
             by_key.setdefault(record.identity, []).append(seconds)
-            by_implementation.setdefault((record.case.operator, record.implementation), []).append(seconds)
+            if record.status == "ok":  # what fails at once says nothing of others
+                by_implementation.setdefault((record.case.operator, record.implementation), []).append(seconds)
 
     def cost(cells: Iterable[Cell]) -> float:
         total = 0.0
@@ -52,7 +53,10 @@ def estimate(sampling: Sampling, records: Collection[Record] = (), device: str |
         for cell in cells:
             if device is not None and cell.implementation.unavailable(device) is not None:
                 continue
-            like = by_implementation.get((cell.case.operator, cell.implementation.name))
+            # What follows a clock takes what its own case does, and not what another case's clock said.
+            like = None
+            if not cell.lasts_s:
+                like = by_implementation.get((cell.case.operator, cell.implementation.name))
             seen = by_key.get(cell.identity, like)
             if seen is None:
                 guessed[cell.case.full_name] = cell.case

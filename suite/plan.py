@@ -54,7 +54,7 @@ class Cell:
     implementation: Implementation
     cache: Cache
     lasts_s: float = 0.0
-    """What it takes at the least by whatever it is measured, as its definition says; no part of the row's name."""
+    """About what it takes whatever the device, as its definition says; no part of the row's name."""
 
     @property
     def identity(self) -> Key:

@@ -19,6 +19,7 @@ import contextlib
 import gc
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
 GRAPHED_MS = 1.0
 """Shorter calls are captured, if they can be, to be queued back to back: the host would be too slow for them."""
-GROWING = "expandable_segments:True"
-"""What torch's allocator is told for memory that grows where it lies."""
+GROWING = re.compile(r"expandable_segments\s*:\s*True")
+"""What torch's allocator was told where its memory grows already."""
 AHEAD_MS = 50.0
 """Work that is queued ahead of the device while energy is measured: several looks at a slow counter."""
 
@@ -97,12 +98,16 @@ class Device(Protocol):
         ...
 
     def release(self) -> None:
-        """Gives cached memory back between cases: the device's, and the host's that it may read itself."""
+        """Gives cached memory back between cases: of a CUDA device also the host's that it may read itself."""
+        ...
+
+    def held(self) -> int:
+        """Bytes of the device's memory that this process still holds when it has released what it can."""
         ...
 
     def growing(self) -> contextlib.AbstractContextManager[object]:
-        """Within it memory is taken in pieces that grow where they lie: for what nearly fills the device, of which
-        no part may be lost between others that are in use.
+        """Within it memory is taken in pieces that can grow, so that none of it lies unused between others: for
+        what nearly fills the device.
         """
         ...
 
@@ -226,21 +231,41 @@ class Cuda:
         if (empty := next((x for name in names if (x := getattr(torch._C, name, None))), None)) is not None:
             empty()
 
-    @contextlib.contextmanager
-    def growing(self) -> Iterator[None]:
+    def held(self) -> int:
         import torch
 
-        if GROWING in os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")):
+        self.release()
+        return int(torch.cuda.memory_reserved())
+
+    @contextlib.contextmanager
+    def growing(self) -> Iterator[None]:
+        before = _allocator_settings()
+        if GROWING.search(before) or "cudaMallocAsync" in before:  # as it is, or there is nothing to grow
             yield
             return
-        # Before torch 2.9 the name of the second was the only one.
-        change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-        change = change or torch.cuda.memory._set_allocator_settings
-        change(GROWING)
+        # What is not said is set back to its default.
+        _set_allocator(f"{before},expandable_segments:True")
         try:
             yield
         finally:
-            change(GROWING.replace("True", "False"))
+            _set_allocator(f"{before},expandable_segments:False")
+
+
+def _allocator_settings() -> str:
+    """What torch's allocator was told, by a variable or since."""
+    import torch
+
+    if (get := getattr(torch._C, "_accelerator_getAllocatorSettings", None)) is not None:
+        return str(get())
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+
+def _set_allocator(settings: str) -> None:
+    import torch
+
+    # Before torch 2.9 the second name was the only one.
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (change or torch.cuda.memory._set_allocator_settings)(settings.strip(","))
 
 
 class Rocm(Cuda):
@@ -361,8 +386,12 @@ class Accelerator:
 
         torch.accelerator.empty_cache()
 
+    def held(self) -> int:
+        """Not asked of these."""
+        return 0
+
     def growing(self) -> contextlib.AbstractContextManager[object]:
-        """As memory is taken: not tried with these."""
+        """Nothing is changed: not tried with these."""
         return contextlib.nullcontext()
 
 
@@ -440,8 +469,12 @@ class Cpu:
     def release(self) -> None:
         """The allocator of the host needs no help."""
 
+    def held(self) -> int:
+        """torch keeps no count of CPU memory."""
+        return 0
+
     def growing(self) -> contextlib.AbstractContextManager[object]:
-        """It can."""
+        """Nothing is changed: the host's memory is paged."""
         return contextlib.nullcontext()
 
 

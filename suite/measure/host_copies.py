@@ -38,10 +38,12 @@ def copies(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str,
     return found
 
 
-def room(likes: Iterable[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Zeros on the host as large as these tensors, all of one device, in this dtype; locked as of `copies`."""
+def room(likes: Iterable[torch.Tensor], dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    """Zeros on the host as large as these tensors, all of one device, in this dtype or each in its own; locked as
+    of `copies`.
+    """
     own = list(likes)
-    return _laid([(x.shape, dtype) for x in own], next((x.device for x in own if x.is_cuda), None))
+    return _laid([(x.shape, dtype or x.dtype) for x in own], next((x.device for x in own if x.is_cuda), None))
 
 
 def _laid(wanted: Sequence[tuple[torch.Size, torch.dtype]], device: torch.device | None) -> list[torch.Tensor]:

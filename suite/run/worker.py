@@ -52,6 +52,10 @@ BROKEN_CONTEXT = 70
 """Exit code after an error that no further work in the process survives (EX_SOFTWARE of sysexits)."""
 OTHER_RANKS = 75
 """Exit code where the next case takes other ranks than this process has: another goes on (EX_TEMPFAIL)."""
+HELD = 1 << 30
+"""Bytes of a device that may stay taken after a program's case: not every compiled program can be forgotten. With
+more, the next case is left to another process, which has all of the memory.
+"""
 
 
 def catalog_of(roots: Iterable[str], code: Mapping[str, str] | None = None) -> Catalog:
@@ -68,7 +72,8 @@ def work(
     facts: dict[str, Scalar],
     catalog: Catalog | None = None,
 ) -> None:
-    """Walks the cells of a task in their order. Raises only what makes the process unusable.
+    """Walks the cells of a task in their order, as far as one process should: it says when it is done, and who
+    asked sees what is left. Raises only what makes the process unusable.
 
     `catalog` takes the place of the one that the task's roots name.
     """
@@ -102,6 +107,8 @@ def work(
                 for result in _measured(task, cells, catalog, device, stages, send, own):
                     send(result)
                     cells = cells[1:]
+            if isinstance(catalog.definition(name), Workload) and device.held() > HELD:
+                break
     send(Done(stages.spent_s))
 
 

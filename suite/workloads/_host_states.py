@@ -326,7 +326,7 @@ class HostUpdate:
     def __init__(self, params: Sequence[torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
         self._params = params
         self._states = {name: room(params, dtype) for name, dtype in dtypes.items()}
-        self._own, self._grads = (room(params, params[0].dtype) for _ in range(2))
+        self._own, self._grads = (room(params) for _ in range(2))
         self._moving = True
         self._update: Update | None = None
 

@@ -36,8 +36,9 @@ AdamW's, or Muon's (`_muon`), which has one moment of the matrices of layers.
 """
 
 LARGE_ANSWER = 4_000_000_000
-"""Parameters of a model from which on its answer is in pieces: beside 16 bytes of each there is no room for all
-logits in fp32 and their gradients. 8 B parameters, 128,256 tokens and sequences of 8,192 took more than 139 GiB.
+"""Parameters of the largest model whose answer is computed at once; of more it is in pieces. Of 8 B parameters, a
+vocabulary of 128,256 and sequences of 8,192 tokens, all logits and their gradients had no room beside 16 bytes of
+each. Rows of models up to 3.2 B were recorded before, and are known by how their answers were computed.
 """
 LARGEST_ANSWER = 8_500_000_000
 """Parameters of the largest model whose answer is computed whole: weights, gradients and moments in fp32 are 16
@@ -124,7 +125,7 @@ class Recipe:
     @property
     def large(self) -> bool:
         """Whether its answer is computed in pieces."""
-        return self.parameters > min(LARGE_ANSWER, LARGEST_ANSWER)
+        return self.parameters > LARGE_ANSWER
 
     @property
     def flops(self) -> int:

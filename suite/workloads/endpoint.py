@@ -362,6 +362,13 @@ class OfModel(Workload):
         return (*super().computes(case), os.environ.get(MODEL, ""))
 
 
+def lasts(case: Case) -> float:
+    """About the seconds that users wait for their answers; none where nobody is permitted to ask."""
+    if MODEL not in os.environ:
+        return 0.0
+    return case.axes["requests"] / max(1, case.axes["users"]) * case.axes["output"] * TOKEN_S
+
+
 WORKLOAD = OfModel(
     name="endpoint",
     summary="A provider's endpoint through its SDK: first token, time a token, limits; costs money",
@@ -374,7 +381,7 @@ WORKLOAD = OfModel(
     dtypes=("unstated",),
     bytes=lambda case: 0,
     flops=lambda case: 0,
-    lasts=lambda case: case.axes["requests"] / case.axes["users"] * case.axes["output"] * TOKEN_S,
+    lasts=lasts,
     measured=METRICS,
     measure=measure,
     definition=(ask, prompt, latencies.token_time, tuple(WORDS)),

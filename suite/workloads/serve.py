@@ -162,12 +162,12 @@ START_S = 600.0
 """What a server may take to start."""
 BATCH = 256
 """Sequences that our server works on at a time, at the most."""
-STARTED_S = 60.0
-"""What a server of some billion parameters takes to start, and its answers to be checked, about."""
+STARTED_S = 20.0
+"""What a server of some billion parameters takes to start, and its answers to be checked, about: ours took ten."""
 TOKEN_S = 0.01
 """What a user waits for a token, about, while others are served too."""
 TRIES = 3
-"""Loads at the first rate that a search is as long as: each rate above takes half, and some lie between."""
+"""A search takes as long as so many loads at its first rate, about: each doubled rate takes half of the time."""
 KEPT = 0.25
 """Share of the time that a search finds left at its begin, which it leaves for the check of the answers."""
 

@@ -35,6 +35,8 @@ from ._hooks import HOOKS, way
 from ._parallel import WAYS
 from ._peaks import Left, peak_allocated
 from ._pieces import in_pieces
+from ._pieces import loss as loss_in_pieces
+from ._pieces import update as update_in_pieces
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._split import DIVIDED
 from ._trainer import PartsTrainer
@@ -581,7 +583,8 @@ class Train(Workload):
         chosen, model = r.chosen, r.chosen.model
         own = (model.module, model.weights, repr(chosen.configuration), repr(sorted(model.bounds.items())))
         if r.large:
-            how = (prepare_large, self.measure, muon.compute, muon.check_weights, *self.definition)
+            pieces = (loss_in_pieces, update_in_pieces)
+            how = (prepare_large, self.measure, muon.compute, muon.check_weights, *pieces, *self.definition)
         elif r.hidden:
             how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
         else:

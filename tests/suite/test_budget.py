@@ -88,14 +88,14 @@ def test_references_go_first_and_implementations_stay_together() -> None:
     assert narrowed.only == {"gelu/M8-bf16-forward": ("a", "b"), "gelu/M9-bf16-forward": ("a",)}
 
 
-def test_what_a_cell_takes_is_what_it_took_or_its_like_did() -> None:
-    def record(of: Case, seconds: float) -> Record:
-        seen = Measurement({"latency": (1.0,)}, "wall")
-        return Record(
-            of, "torch", "torch", None, 0, 0, "cold", "ok", None, seen, {"sample": seconds, "verify": 0.5}
-        )
+def took(of: Case, seconds: float) -> Record:
+    """A record of what took so long, and half a second to check."""
+    seen = Measurement({"latency": (1.0,)}, "wall")
+    return Record(of, "torch", "torch", None, 0, 0, "cold", "ok", None, seen, {"sample": seconds, "verify": 0.5})
 
-    records = [record(case(8), x) for x in (1.0, 2.0, 9.0)] + [record(case(16), 4.0)]
+
+def test_what_a_cell_takes_is_what_it_took_or_its_like_did() -> None:
+    records = [took(case(8), x) for x in (1.0, 2.0, 9.0)] + [took(case(16), 4.0)]
     cost = estimate(plan().sampling, records, "cpu")
     assert cost([cell(case(8))]) == 2.5
     assert cost([cell(case(32))]) == 3.5  # the median of its like
@@ -110,9 +110,19 @@ def test_what_is_not_known_takes_the_plans_limits_and_a_case_is_laid_out_once() 
 
 
 def test_what_follows_a_clock_takes_as_long_as_its_clock() -> None:
+    """Another case's clock says nothing of it."""
     timed = dataclasses.replace(cell(case(8)), lasts_s=600.0)
-    assert estimate(plan().sampling)([timed]) == pytest.approx(600 + plan().sampling.warmup_s + CHECK_S)
+    own = pytest.approx(600 + plan().sampling.warmup_s + CHECK_S)
+    assert estimate(plan().sampling)([timed]) == own
     assert timed.identity == cell(case(8)).identity
+    assert estimate(plan().sampling, [took(case(16), 4.0)], "cpu")([timed]) == own
+    assert estimate(plan().sampling, [took(case(8), 4.0)], "cpu")([timed]) == 4.5
+
+
+def test_what_failed_at_once_says_nothing_of_its_like() -> None:
+    failed = msgspec.structs.replace(took(case(32), 0.0), status="error", reason="no", measurement=None)
+    records = [took(case(16), 4.0), failed]
+    assert estimate(plan().sampling, records, "cpu")([cell(case(8))]) == 4.5
 
 
 def test_in_a_first_replicate_what_says_most_comes_first() -> None:

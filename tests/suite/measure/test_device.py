@@ -72,21 +72,48 @@ def test_no_gpu():
         Cuda.open()
 
 
-@pytest.mark.parametrize("given", ["", "max_split_size_mb:512", "expandable_segments:True"])
+@pytest.mark.parametrize(
+    "given", ["", "max_split_size_mb:512", "expandable_segments: True", "backend:cudaMallocAsync"]
+)
 @pytest.mark.parametrize("ends", ["well", "with an error"])
 def test_memory_grows_for_as_long_as_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, given: str, ends: str):
-    """Where the user has it so from the start, nothing is changed."""
-    told: list[str] = []
+    """What else the user told the allocator stays; where memory grows already, nothing is changed."""
+    told = [given]
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append, raising=False)
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", given)
-    within: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: told[-1], raising=False)
+    within = ""
     with pytest.raises(MemoryError) if ends != "well" else contextlib.nullcontext(), Cuda().growing():
-        within += told
+        within = told[-1]
         if ends != "well":
             raise MemoryError
-    asked = [] if "expandable" in given else ["expandable_segments:True"]
-    assert within == asked
-    assert told == [*asked, *(x.replace("True", "False") for x in asked)]
+    if "expandable" in given or "Async" in given:
+        assert told == [given]
+    else:
+        asked = [x for x in (given, "expandable_segments:True") if x]
+        assert within == ",".join(asked)
+        assert told[-1] == ",".join(asked).replace("True", "False")
+
+
+def test_the_allocators_settings_where_torch_does_not_tell(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    told: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append, raising=False)
+    with Cuda().growing():
+        assert told == []
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    with Cuda().growing():
+        assert told == ["max_split_size_mb:64,expandable_segments:True"]
+
+
+def test_what_a_process_holds_is_asked_when_all_is_given_back(monkeypatch: pytest.MonkeyPatch):
+    order: list[str] = []
+    monkeypatch.setattr(Cuda, "release", lambda self: order.append("released"))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: order.append("asked") or 7)
+    assert Cuda().held() == 7
+    assert order == ["released", "asked"]
+    assert Cpu().held() == 0
 
 
 @pytest.mark.parametrize("name", ["_accelerator_emptyHostCache", "_host_emptyCache"])

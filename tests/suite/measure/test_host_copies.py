@@ -46,10 +46,12 @@ def test_copies_are_their_own() -> None:
     assert found["a"].tolist() == [1, 1, 1]
 
 
-@given(st.lists(SHAPES, max_size=5), DTYPES)
-def test_room_is_as_large_as_the_tensors(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
-    found = room((torch.ones(x, dtype=torch.float32) for x in shapes), dtype)
-    assert [(tuple(x.shape), x.dtype) for x in found] == [(x, dtype) for x in shapes]
+@given(st.lists(st.tuples(SHAPES, DTYPES), max_size=5), st.none() | DTYPES)
+def test_room_is_as_large_as_the_tensors(
+    drawn: list[tuple[tuple[int, ...], torch.dtype]], dtype: torch.dtype | None
+) -> None:
+    found = room((torch.ones(x, dtype=own) for x, own in drawn), dtype)
+    assert [(tuple(x.shape), x.dtype) for x in found] == [(x, dtype or own) for x, own in drawn]
     for number, x in enumerate(found, 1):
         assert not x.any()
         x.fill_(number)

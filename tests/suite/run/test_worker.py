@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 import torch
-from kernelmark.registry.store.record import Ceiling
+from kernelmark.registry.store.record import Ceiling, Measurement
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure import limits
 from kernelmark.suite.measure.device import Cpu
@@ -119,6 +119,27 @@ def test_a_check_that_cannot_be_prepared_is_tried_once_for_all_systems():
     assert first.status == second.status == "out_of_memory"
     assert first.spent_s["prepare"] >= 0.01
     assert second.spent_s == {}
+
+
+@pytest.mark.parametrize(("held", "measured"), [(worker.HELD, [0, 1]), (worker.HELD + 1, [0])])
+def test_a_process_that_still_holds_programs_leaves_the_next_case_to_another(held, measured):
+    """It says that it is done; who asked sees what is left."""
+
+    class Full(Cpu):
+        def held(self):
+            return held
+
+    given = {"model": "llama-tiny", "state": "plain"}
+    cases = [train.WORKLOAD.case({"B": 1, "S": s}, "fp32", "program", **given) for s in (8, 9)]
+    catalog = Catalog.default()
+    seen = Measurement({"step": (1.0,)}, "monotonic")
+    workload = replace(train.WORKLOAD, prepare=lambda *_: None, measure=lambda *_: seen)
+    catalog.__dict__["workloads"] = {"train": workload}
+    cells = tuple(TaskCell(i, x, "torch", "hot") for i, x in enumerate(cases))
+    sent: list[Message] = []
+    work(Task("cpu", 1, 0, cells, SAMPLING, ceilings=False), sent.append, Full(), {"threads": 2}, catalog)
+    assert list(results(sent)) == measured
+    assert isinstance(sent[-1], Done)
 
 
 def test_a_failure_leaves_the_inputs_as_they_were(task, root):

@@ -29,14 +29,19 @@ def test_a_load_takes_as_long_as_its_schedule_or_its_users() -> None:
     assert _lasts("poisson") == 0  # refused when it is prepared
 
 
-def test_users_of_an_endpoint_wait_for_their_answers() -> None:
-    given = {"users": 4, "requests": 32, "words": 10, "output": 50}
-    case = endpoint.WORKLOAD.case(given, "unstated", "program")
-    assert endpoint.WORKLOAD.lasts(case) == pytest.approx(8 * 50 * endpoint.TOKEN_S)
+def test_users_of_an_endpoint_wait_for_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lasts(users: int) -> float:
+        given = {"users": users, "requests": 32, "words": 10, "output": 50}
+        return endpoint.WORKLOAD.lasts(endpoint.WORKLOAD.case(given, "unstated", "program"))
+
+    monkeypatch.delenv(endpoint.MODEL, raising=False)
+    assert lasts(4) == 0  # nobody is permitted to ask
+    monkeypatch.setenv(endpoint.MODEL, "some")
+    assert lasts(4) == pytest.approx(8 * 50 * endpoint.TOKEN_S)
+    assert lasts(0) == lasts(1) == 4 * lasts(4)
 
 
 def test_a_plan_that_serves_knows_that_it_takes_long() -> None:
-    """A dry run said 22 s of what takes a quarter of an hour."""
     serving, products = (plans.load(x, CATALOG, "cuda").cells(CATALOG, "cuda") for x in ("serve", "matmul"))
     assert min(x.lasts_s for x in serving) > serve.STARTED_S
     assert {x.lasts_s for x in products} == {0.0}
