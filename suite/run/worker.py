@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -407,7 +408,13 @@ def _leave_if_broken(device: Device, error: BaseException) -> None:
 
 
 def _forget_compiled() -> None:
-    """Compiled graphs hold on to memory and count against the recompilation limit."""
+    """Compiled graphs hold on to memory and count against the recompilation limit.
+
+    From Python 3.12 on `inspect` remembers classes that torch.compile asked it of. A model's class is made for its
+    system and holds its parts, which in an engine hold the weights.
+    """
+    if (classes := getattr(inspect, "_shadowed_dict_from_mro_tuple", None)) is not None:
+        classes.cache_clear()
     torch = sys.modules.get("torch")
     if torch is not None and "torch._dynamo" in sys.modules:
         torch._dynamo.reset()

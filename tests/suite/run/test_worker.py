@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import sys
 import time
 from dataclasses import replace
@@ -246,6 +248,19 @@ def test_compiled_code_is_forgotten_between_cases(task, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch._dynamo")
     run(task("plain"))
     assert len(forgotten) == 2
+
+
+def test_classes_that_inspect_remembers_are_forgotten_between_cases(task, monkeypatch):
+    """As Python has it from 3.12 on; a class of a model holds its weights."""
+
+    @functools.lru_cache
+    def remembered(x: object) -> object:
+        return x
+
+    monkeypatch.setattr(inspect, "_shadowed_dict_from_mro_tuple", remembered, raising=False)
+    remembered(int)
+    run(task("plain"))
+    assert remembered.cache_info().currsize == 0
 
 
 def test_tasks_and_messages_travel(task):
