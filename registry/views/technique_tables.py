@@ -168,8 +168,7 @@ def _program(x: Bought) -> tuple[str, ...]:
     row = x.row
     first = (markdown(row.implementation), markdown(technique(x.setting)) or figures.DASH)
     if row.value() is None:
-        reason = f"{row.status.replace('_', ' ')}: {markdown(row.reason or '')}"
-        return (*first, reason, *[figures.DASH] * (len(HEADINGS) - 5), asked(x) or figures.DASH, figures.DASH)
+        return (*first, _why(row), *[figures.DASH] * (len(HEADINGS) - 5), asked(x) or figures.DASH, figures.DASH)
     return (
         *first,
         figures.number(row.value()),
@@ -293,6 +292,11 @@ def _pools(journals: Sequence[Journal]) -> str:
     return _markdown("Memory pool; asked for: variable performance, to be tuned", headings, lines) if lines else ""
 
 
+def _why(row: Row) -> str:
+    """How a row ended that has no value, in one sentence: an allocator's go on for lines."""
+    return f"{row.status.replace('_', ' ')}: {markdown((row.reason or '').split('. ')[0])}"
+
+
 def _pool_order(x: Row) -> tuple[float, float, float]:
     """No retries before little memory before little time."""
     return (x.value("retries") or 0.0, round(x.value() or 0.0, 2), x.value("replay") or 0.0)
@@ -301,7 +305,7 @@ def _pool_order(x: Row) -> tuple[float, float, float]:
 def _pool(case: str, x: Row, best: bool) -> tuple[str, ...]:
     first = (markdown(case), markdown(x.implementation))
     if x.value() is None:
-        return (*first, f"{x.status.replace('_', ' ')}: {markdown(x.reason or '')}", *[figures.DASH] * 4)
+        return (*first, _why(x), *[figures.DASH] * 4)
     return (
         *first,
         figures.number(x.value()),

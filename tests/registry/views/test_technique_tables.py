@@ -34,7 +34,21 @@ def records(
     case: Case, name: str, values: dict[str, float] | None, status: Any = "ok", provider: str = "torch"
 ) -> list[Record]:
     if values is None:
-        return [Record(case, name, provider, "1", x, 0, "cold", status, "no room", None) for x in range(2)]
+        return [
+            Record(
+                case,
+                name,
+                provider,
+                "1",
+                x,
+                0,
+                "cold",
+                status,
+                "no room. GPU 0 has 139.80 GiB, of which 1 is free",
+                None,
+            )
+            for x in range(2)
+        ]
     return [
         Record(
             case,
