@@ -6,9 +6,11 @@ Forked, as loading torch takes each process seconds.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import socket
+import sys
 import traceback
 import warnings
 
@@ -17,6 +19,9 @@ import torch.distributed as dist
 from kernelmark.kernels.collective._peers import Peers
 from kernelmark.suite.measure.ranks import LOOPBACK, join
 from torch.utils._python_dispatch import TorchDispatchMode
+
+LATE_S = 150.0
+"""A rank that is not done by then hangs: it says where, and ends, before its test is ended without a word."""
 
 
 class Quiet:
@@ -54,6 +59,7 @@ def spread(world, function, *arguments):
 
 
 def _rank(rank, world, port, listener, writer, function, arguments) -> int:
+    faulthandler.dump_traceback_later(LATE_S, exit=True, file=sys.__stderr__)
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
     # What torch 2.13 calls deprecated is all that the GPUs' torch, 2.11, has.
     warnings.simplefilter("ignore", FutureWarning)
