@@ -30,7 +30,7 @@ from kernelmark.registry.analysis.statistics import geometric_mean
 from kernelmark.registry.analysis.worth import Worth, worths
 from kernelmark.registry.detection.arms import arms
 from kernelmark.registry.store.journal import Journal, read, read_header
-from kernelmark.registry.store.record import PROVIDER, Record, Request
+from kernelmark.registry.store.record import PROVIDER, Case, Record, Request
 from kernelmark.registry.views import convergence_table, crossing, summary, worth_table
 from kernelmark.registry.views.table import render
 from kernelmark.registry.views.tables import half_width, run_table
@@ -58,7 +58,7 @@ TILELANG = "20261127-123247-ebce"
 TRAIN = "20261122-193610-d51b"
 TECHNIQUES = "20261127-154519-e0c8"
 TECHNIQUES_LARGE = "20261127-162831-efa0"
-"""Plan `memory-techniques`, as much as 2,050 s hold, and what is left of it."""
+"""Plan `memory-techniques`, as much as 2,038 s hold, and what is left of it."""
 TECHNIQUES_BEFORE = "20261124-185110-eaf7"
 """Small models, on another host."""
 PRECISION_PART = "20261127-124228-f3ea"
@@ -123,7 +123,7 @@ in bf16), oneDNN by itself, `torch.compile`, OpenVINO, ONNX Runtime, Intel Neura
 is ours. Figures of one machine say little of another: threads, vectors and memory policy are conditions of
 every row."""
 
-COMMITTED_ANEW = {"c7ddef66a577": "c23940f"}
+COMMITTED_ANEW = {"c7ddef66a577": "c23940f", "b275097c7eb9": "93235f6"}
 """Commits of runs that this history has under another name; `registry/reference/README.md` says why."""
 
 RAN_WITH = {
@@ -1147,10 +1147,11 @@ def _rewired() -> list[str]:
     ]
 
 
-def _of(operator: str, asked: Request) -> list[str]:
-    """Which of a run's implementations are the operator's today."""
-    own = {x.name for x in _catalog().of_operator(operator)}
-    return [x for x in asked.implementations if x in own]
+def _planned(case: Case, asked: Request) -> int:
+    """Implementations that a run has of a case; where it names none, those that are the operator's today."""
+    if case.full_name in asked.only:
+        return len(asked.only[case.full_name])
+    return len({x.name for x in _catalog().of_operator(case.operator)}.intersection(asked.implementations))
 
 
 @functools.cache
@@ -1171,11 +1172,7 @@ def _where(made: Journal) -> str:
     counts = {x: sum(y.replicate == x for y in made.records) for x in range(header.replicates)}
     if not any(x for replicate, x in counts.items() if replicate):
         asked = header.request
-        named = [asked.only.get(x.full_name) for x in asked.cases]
-        planned = sum(
-            len(_of(x.operator, asked) if names is None else names)
-            for x, names in zip(asked.cases, named, strict=True)
-        )
+        planned = sum(_planned(x, asked) for x in asked.cases)
         others = ", the others none" if len(counts) > 1 else ""
         incomplete = f"The run is not complete: replicate 1 has {counts[0]} of {planned} measurements{others}."
     else:

@@ -54,9 +54,8 @@ def estimate(sampling: Sampling, records: Collection[Record] = (), device: str |
             if device is not None and cell.implementation.unavailable(device) is not None:
                 continue
             # What follows a clock takes what its own case does, and not what another case's clock said.
-            like = None
-            if not cell.lasts_s:
-                like = by_implementation.get((cell.case.operator, cell.implementation.name))
+            kind = cell.case.operator, cell.implementation.name
+            like = None if cell.lasts_s else by_implementation.get(kind)
             seen = by_key.get(cell.identity, like)
             if seen is None:
                 guessed[cell.case.full_name] = cell.case

@@ -181,14 +181,12 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _remarked(journal: Journal) -> list[str]:
-    """What implementations had changed in their rivals' process and other remarks, once each."""
-    found = dict.fromkeys(
-        f"{record.implementation}: {remark}."
-        for record in journal.records
-        if record.measurement is not None
-        for remark in record.measurement.remarks
-    )
-    return list(found)[:20]
+    """What implementations had changed in their rivals' process and other remarks: each once, for all."""
+    found: dict[str, dict[str, None]] = {}
+    for record in journal.records:
+        for remark in record.measurement.remarks if record.measurement is not None else ():
+            found.setdefault(remark, {})[record.implementation] = None
+    return [f"{', '.join(names)}: {remark}." for remark, names in found.items()][:20]
 
 
 def _slowed(throttled: Sequence[Row], header: Header) -> str:

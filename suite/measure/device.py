@@ -227,9 +227,10 @@ class Cuda:
 
         torch.cuda.empty_cache()
         # Named so from torch 2.9 on, and as before it: of optimizer states on the host it holds tens of gigabytes.
-        names = ("_accelerator_emptyHostCache", "_host_emptyCache")
-        if (empty := next((x for name in names if (x := getattr(torch._C, name, None))), None)) is not None:
-            empty()
+        for name in ("_accelerator_emptyHostCache", "_host_emptyCache"):
+            if hasattr(torch._C, name):
+                getattr(torch._C, name)()
+                break
 
     def held(self) -> int:
         import torch

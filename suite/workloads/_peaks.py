@@ -9,7 +9,7 @@ from typing import Any
 SHARED = (0, 0)
 """The pool of all that is in no graph."""
 
-NOTED = 512 << 20
+NOTED = 64 << 20
 """Bytes that are worth a remark."""
 
 

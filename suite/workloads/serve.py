@@ -163,7 +163,7 @@ START_S = 600.0
 BATCH = 256
 """Sequences that our server works on at a time, at the most."""
 STARTED_S = 20.0
-"""What a server of some billion parameters takes to start, and its answers to be checked, about: ours took ten."""
+"""What a server of some billion parameters takes to start, and its answers to be checked, about."""
 TOKEN_S = 0.01
 """What a user waits for a token, about, while others are served too."""
 TRIES = 3

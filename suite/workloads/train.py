@@ -29,14 +29,12 @@ from ..workload import Workload
 from . import _coarse_states as coarse
 from . import _expected as answer
 from . import _muon as muon
+from . import _pieces as pieces
 from ._arms import ArmTrainer
 from ._continued import CONTINUES
 from ._hooks import HOOKS, way
 from ._parallel import WAYS
 from ._peaks import Left, peak_allocated
-from ._pieces import in_pieces
-from ._pieces import loss as loss_in_pieces
-from ._pieces import update as update_in_pieces
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._split import DIVIDED
 from ._trainer import PartsTrainer
@@ -264,7 +262,7 @@ def prepare_large(case: Case, session: Session) -> Prepared:
     held = r.checked if sliced(case) else r
     with session.device.growing():
         try:
-            return Prepared(compute(held, in_pieces(catalog()), session.seed, session.device.torch_device))
+            return Prepared(compute(held, pieces.in_pieces(catalog()), session.seed, session.device.torch_device))
         finally:
             session.device.release()
 
@@ -277,9 +275,10 @@ def sliced(case: Case) -> bool:
 
 def prepared(case: Case, session: Session) -> Prepared:
     """The answer by the case's optimizer, of what of its model is checked."""
-    if read(case).large:
+    r = read(case)
+    if r.large:
         return prepare_large(case, session)
-    return (prepare_muon if read(case).hidden else prepare)(case, session)
+    return (prepare_muon if r.hidden else prepare)(case, session)
 
 
 def _fitting(r: Recipe, session: Session) -> None:
@@ -583,8 +582,8 @@ class Train(Workload):
         chosen, model = r.chosen, r.chosen.model
         own = (model.module, model.weights, repr(chosen.configuration), repr(sorted(model.bounds.items())))
         if r.large:
-            pieces = (loss_in_pieces, update_in_pieces)
-            how = (prepare_large, self.measure, muon.compute, muon.check_weights, *pieces, *self.definition)
+            parts = (pieces.loss, pieces.update)
+            how = (prepare_large, self.measure, muon.compute, muon.check_weights, *parts, *self.definition)
         elif r.hidden:
             how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
         else:

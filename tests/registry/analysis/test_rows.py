@@ -668,6 +668,15 @@ def test_warnings_name_everything_a_reader_must_know(literal: Any) -> None:
     assert summary.warnings(literal.journal(literal.footer()), ()) == ()
 
 
+def test_a_remark_is_said_once_for_all_that_have_it(literal: Any) -> None:
+    lines = [
+        literal.record(name, remarks=said)
+        for name, said in (("a", ("x",)), ("b", ("y", "x")), ("a", ("x",)), ("c", ()))
+    ]
+    journal = literal.journal(*lines, literal.footer())
+    assert summary.warnings(journal, rows(journal)) == ("a, b: x.", "b: y.")
+
+
 @pytest.mark.parametrize(
     ("clocks", "told"),
     [

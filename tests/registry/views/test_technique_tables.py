@@ -33,37 +33,9 @@ def header(run: str, metrics: Any) -> Header:
 def records(
     case: Case, name: str, values: dict[str, float] | None, status: Any = "ok", provider: str = "torch"
 ) -> list[Record]:
-    if values is None:
-        return [
-            Record(
-                case,
-                name,
-                provider,
-                "1",
-                x,
-                0,
-                "cold",
-                status,
-                "no room. GPU 0 has 139.80 GiB, of which 1 is free",
-                None,
-            )
-            for x in range(2)
-        ]
-    return [
-        Record(
-            case,
-            name,
-            provider,
-            "1",
-            x,
-            0,
-            "cold",
-            "ok",
-            None,
-            Measurement({name: (y,) for name, y in values.items()}, "events"),
-        )
-        for x in range(2)
-    ]
+    seen = None if values is None else Measurement({x: (y,) for x, y in values.items()}, "events")
+    reason = None if seen else "no room. GPU 0 has 139.80 GiB, of which 1 is free"
+    return [Record(case, name, provider, "1", x, 0, "cold", status, reason, seen) for x in range(2)]
 
 
 def step(ms: float, peak: float, activations: float = 4e9, **more: float) -> dict[str, float]:

@@ -29,14 +29,11 @@ def test_a_load_takes_as_long_as_its_schedule_or_its_users() -> None:
     assert _lasts("poisson") == 0  # refused when it is prepared
 
 
-def test_users_of_an_endpoint_wait_for_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_of_an_endpoint_wait_for_their_answers() -> None:
     def lasts(users: int) -> float:
         given = {"users": users, "requests": 32, "words": 10, "output": 50}
         return endpoint.WORKLOAD.lasts(endpoint.WORKLOAD.case(given, "unstated", "program"))
 
-    monkeypatch.delenv(endpoint.MODEL, raising=False)
-    assert lasts(4) == 0  # nobody is permitted to ask
-    monkeypatch.setenv(endpoint.MODEL, "some")
     assert lasts(4) == pytest.approx(8 * 50 * endpoint.TOKEN_S)
     assert lasts(0) == lasts(1) == 4 * lasts(4)
 

@@ -83,7 +83,7 @@ def test_a_large_model_has_its_answer_in_pieces(bench: Any, monkeypatch: pytest.
             made.append(name)
             return super().operator(name)
 
-    monkeypatch.setattr(train, "in_pieces", lambda x: Seen(x.roots, x.systems))
+    monkeypatch.setattr(_pieces, "in_pieces", lambda x: Seen(x.roots, x.systems))
     shared = bench("gpt2-tiny")
     here = type(shared)(shared.catalog, "gpt2-tiny", clip=0.0)
     found = here.measure(here.trainer())
