@@ -226,7 +226,7 @@ class Cuda:
         import torch
 
         torch.cuda.empty_cache()
-        # Named so from torch 2.9 on, and as before it: of optimizer states on the host it holds tens of gigabytes.
+        # As torch 2.13 names it, and 2.11. Of optimizer states on the host the cache holds tens of gigabytes.
         for name in ("_accelerator_emptyHostCache", "_host_emptyCache"):
             if hasattr(torch._C, name):
                 getattr(torch._C, name)()
@@ -264,7 +264,7 @@ def _allocator_settings() -> str:
 def _set_allocator(settings: str) -> None:
     import torch
 
-    # Before torch 2.9 the second name was the only one.
+    # As torch 2.11 and 2.13 name it; older ones may have the other name alone.
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     (change or torch.cuda.memory._set_allocator_settings)(settings.strip(","))
 
