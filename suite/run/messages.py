@@ -86,7 +86,9 @@ class Result(msgspec.Struct, frozen=True, tag_field="message", tag="result"):
 
 
 class Done(msgspec.Struct, frozen=True, tag_field="message", tag="done"):
-    """All cells ended. Seconds of the process per stage, those outside of cells included."""
+    """The process has done what it will: all cells, or those up to the end of a program's case where it holds too
+    much for the next. Seconds per stage, those outside of cells included.
+    """
 
     spent_s: dict[str, float]
 

@@ -7,6 +7,7 @@ from kernelmark.registry.store.record import Case, Ceiling
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.run.conversation import Conversation, OutOfTurn
 from kernelmark.suite.run.messages import CeilingDone, Done, Facts, Message, Result, Stage, Task, TaskCell
+from msgspec.structs import replace
 
 CASE = Case("double", "N16", {"N": 16}, {}, "fp32", "forward", "5bec", 128, 0)
 TASK = Task("cpu", 1, 0, tuple(TaskCell(i, CASE, "plain", "hot") for i in (4, 7)), Sampling(), ceilings=False)
@@ -39,6 +40,21 @@ def test_what_the_harness_sends(literal_measurement):
 def test_ceilings_where_they_were_asked_for():
     task = Task("cpu", 1, 0, TASK.cells, Sampling())
     said((1, FACTS), (1, Stage("ceilings")), (2, CeilingDone(Ceiling("copy", 1, 900.0, 0))), task=task)
+
+
+def test_a_process_may_end_behind_a_case_of_programs_only():
+    def task(*cases: Case) -> Task:
+        cells = tuple(TaskCell(i, x, "plain", "hot") for i, x in enumerate(cases))
+        return Task("cpu", 1, 0, cells, Sampling(), ceilings=False)
+
+    program = replace(CASE, pass_="program")
+    other = replace(program, name="N32")
+    said((1, FACTS), (2, ended(0)), (2, ended(1)), (3, Done({})), task=task(program, program, other))
+    for cases in ((program, program), (CASE, other), (CASE, replace(CASE, name="N32"))):
+        with pytest.raises(OutOfTurn, match="the end came before the last result"):
+            said((1, FACTS), (2, ended(0)), (3, Done({})), task=task(*cases))
+    with pytest.raises(OutOfTurn, match="the end came before the last result"):  # it would be started for ever
+        said((1, FACTS), (3, Done({})), task=task(program, other))
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,12 @@ from msgspec import UNSET
 def make(root, plan_file, tmp_path):
     """A run of `double`, without ceilings."""
 
-    def run(N=(16,), implementations=("plain",), replicates=1, deadline_s=60.0, **fields):
+    def run(N=(16,), implementations=("plain",), replicates=1, deadline_s=60.0, told=(), **fields):
         catalog = Catalog.of(root)
-        plan = plans.load(str(plan_file(list(N), replicates, deadline_s)), catalog, "cpu")
+        path = plan_file(list(N), replicates, deadline_s)
+        for before, after in told:
+            path.write_text(path.read_text().replace(before, after))
+        plan = plans.load(str(path), catalog, "cpu")
         return Run(
             plan,
             plan.cells(catalog, "cpu", implementations),
@@ -634,6 +637,53 @@ def test_what_a_process_has_once_only_gets_one_for_each_case(make, root):
     journal = read(path)
     assert {(x.implementation, x.status) for x in journal.records} == {("engine", "ok"), ("plain", "ok")}
     assert len(journal.records) == 2 * 3 * 2
+
+
+FULL = """
+from kernelmark.registry.store.metric import Metric
+from kernelmark.registry.store.record import Measurement
+from kernelmark.suite.workload import Workload
+
+cases = set()
+
+
+def measure(case, system, session, prepared):
+    session.device.held = lambda: 2**31  # what programs left behind
+    cases.add(case.name)
+    return Measurement({"step": (1.0,), "cases": (float(len(cases)),)}, "monotonic")
+
+
+WORKLOAD = Workload(
+    name="fills",
+    summary="leaves memory behind",
+    axes={"N": "anything"},
+    dtypes=("fp32",),
+    bytes=lambda case: 0,
+    flops=lambda case: 0,
+    measured=(Metric("step", "ms"), Metric("cases", "1")),
+    measure=measure,
+    plans={},
+)
+"""
+
+
+def test_a_case_of_programs_that_leaves_memory_behind_ends_its_process(make, root):
+    """Both systems of a case in one, the next case in another, and nothing is lost."""
+    for folder, name, text in (
+        ("workloads", "fills", FULL),
+        (
+            "baselines",
+            "leavers",
+            'IMPLEMENTATIONS = {"fills": {"one": lambda case: None, "two": lambda case: None}}\n',
+        ),
+    ):
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder / f"{name}.py").write_text(text)
+    fills = ('operator = "double"', 'operator = "fills"\npass = "program"'), ('cache = "hot"\n', "")
+    journal = read(make(N=(16, 32, 64), implementations=("one", "two"), told=fills).execute())
+    assert len(journal.records) == 6
+    seen = {x.measurement.samples["cases"] for x in journal.records if x.measurement is not None}
+    assert ({x.status for x in journal.records}, seen) == ({"ok"}, {(1.0,)})
 
 
 def test_a_process_measures_up_to_the_second_of_what_it_has_once():
