@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ._transformer_engine import Linears
@@ -98,6 +99,26 @@ def by_blocks(quantize: Callable[..., Any], product: Callable[..., Any]) -> Call
         return product(a, w.t(), scale, of_weight.t(), "block")
 
     return _linear(multiply)
+
+
+@dataclass(frozen=True)
+class Asks:
+    """What a layer asks of `quantize`: granularities and shapes; and of `product`: recipes and (M, N, K)."""
+
+    quantized: tuple[tuple[str, tuple[int, int]], ...]
+    multiplied: tuple[tuple[str, tuple[int, int, int]], ...]
+
+
+def asks(by: Callable[..., Any], M: int, N: int, K: int) -> Asks:
+    """What a layer `by_rows` or `by_blocks`, of M rows and a weight (N, K), asks in both passes, and without
+    gradients.
+    """
+    three = (M, N, K), (M, K, N), (N, K, M)
+    if by is by_rows:
+        shapes = (M, K), (N, K), (M, N), (K, N), (N, M), (K, M)
+        return Asks(tuple(("row", x) for x in shapes), tuple(("row", x) for x in three))
+    inputs = ("both", (M, K)), ("tile_both", (N, K)), ("both", (M, N)), ("block", (M, K)), ("tile", (N, K))
+    return Asks(inputs, tuple(zip(("block", "block", "group"), three, strict=True)))
 
 
 def _linear(multiply: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -26,7 +26,7 @@ from ..registry.errors import InputError, unknown
 from ..registry.store.record import EAGER, PROVIDER, YARDSTICK, Case
 from .implementation import Implementation
 from .model import LINEAR, Chosen, Model, Part, linear_part
-from .products import by_blocks, by_rows, linear
+from .products import Asks, asks, by_blocks, by_rows, linear
 
 if TYPE_CHECKING:
     from .operator import Operator
@@ -334,7 +334,7 @@ class Assembly:
                 found[part.name] = self.call(part.name, part.operator, part.axes, part.options, dtype, device)
         if self.system.precision == "parts_1x128_fused":
             found |= self._fused_blocks(chosen, dtype, device)
-        return found | {"linear": self.linear(dtype, device)}
+        return found | {"linear": self.linear(dtype, device, chosen.model.products(chosen.configuration, B, S))}
 
     def _fused_blocks(self, chosen: Chosen, dtype: str, device: str) -> dict[str, Callable[..., Any]]:
         """Norms and gates with the products behind them, by our own kernels."""
@@ -349,25 +349,32 @@ class Assembly:
         given = self.catalog, *self.eight_bits(dtype, device)
         return {"normed": fused_blocks.normed(*given), "down": fused_blocks.down(*given)}
 
-    def linear(self, dtype: str, device: str) -> Callable[..., Any]:
-        """`linear(x, weight, bias=None)`, by which layers multiply. Raises as `call` does."""
+    def linear(self, dtype: str, device: str, products: Sequence[Part] = ()) -> Callable[..., Any]:
+        """`linear(x, weight, bias=None)`, by which layers multiply. Raises as `call` does.
+
+        What a step asks of `products` is looked for at once: torch.compile would trace how.
+        """
         if self.system.precision == "case" and any(x.partition("_")[0] == LINEAR for x in self.system.parts):
-            return self._named_products(dtype, device)
+            return self._named_products(dtype, device, products)
         if not self.system.precision.startswith("parts_"):
             return linear(self.system.precision)
-        quantize, product = self.eight_bits(dtype, device)
-        return (by_rows if self.system.precision == "parts_rowwise" else by_blocks)(quantize, product)
+        by = by_rows if self.system.precision == "parts_rowwise" else by_blocks
+        asked = [asks(by, x.axes["M"], x.axes["N"], x.axes["K"]) for x in products]
+        return by(*self.eight_bits(dtype, device, asked))
 
-    def _named_products(self, dtype: str, device: str) -> Callable[..., Any]:
+    def _named_products(self, dtype: str, device: str, products: Sequence[Part]) -> Callable[..., Any]:
         """`linear` by the implementation that the system names for all weights or for those of a shape."""
         plain, names = linear("case"), self.system.parts
 
-        @cache
-        def found(M: int, N: int, K: int, bias: bool) -> Callable[..., Any]:
+        def made(M: int, N: int, K: int, bias: bool) -> Callable[..., Any]:
             part = linear_part(N, K)
             if not {part, LINEAR} & names.keys():
                 return lambda x, weight, bias: plain(x, weight, bias)
             return self.call(part, LINEAR, {"M": M, "N": N, "K": K}, {"bias": bias}, dtype, device)
+
+        found = _once(made)
+        for x in products:
+            found(x.axes["M"], x.axes["N"], x.axes["K"], bool(x.options["bias"]))
 
         def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
             N, K = weight.shape
@@ -375,28 +382,37 @@ class Assembly:
 
         return multiply
 
-    def eight_bits(self, dtype: str, device: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def eight_bits(
+        self, dtype: str, device: str, asked: Iterable[Asks] = ()
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The system's `quantize(x, granularity)` and `product(a, b, scale_a, scale_b, recipe)` in E4M3."""
         if dtype != "bf16":
             raise NotImplementedError(f"products of 8 bits by fp8_matmul are bf16, this case's are {dtype}")
 
-        @cache
-        def found(
-            operator: str, dtype: str, sizes: tuple[tuple[str, int], ...], options: tuple[tuple[str, str], ...]
-        ) -> Callable[..., Any]:
-            return self.call("linear", operator, dict(sizes), dict(options), dtype, device)
+        def quantizing(granularity: str, M: int, N: int) -> Callable[..., Any]:
+            options = {"granularity": granularity, "format": "e4m3"}
+            return self.call("linear", "fp8_quant", {"M": M, "N": N}, options, dtype, device)
+
+        def multiplying(recipe: str, M: int, N: int, K: int) -> Callable[..., Any]:
+            options = {"recipe": recipe, "layout": "nt"}
+            return self.call("linear", "fp8_matmul", {"M": M, "N": N, "K": K}, options, "e4m3", device)
+
+        quantizer, multiplier = _once(quantizing), _once(multiplying)
+        for x in asked:
+            for granularity, shape in x.quantized:
+                quantizer(granularity, *shape)
+            for recipe, sizes in x.multiplied:
+                multiplier(recipe, *sizes)
 
         def quantize(x: Any, granularity: str) -> Any:
-            sizes = (("M", x.shape[0]), ("N", x.shape[1]))
-            options = (("granularity", granularity), ("format", "e4m3"))
-            return found("fp8_quant", dtype, sizes, options)(x=x, granularity=granularity, format="e4m3")
+            call = quantizer(granularity, x.shape[0], x.shape[1])
+            return call(x=x, granularity=granularity, format="e4m3")
 
         def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
-            sizes = (("M", a.shape[0]), ("N", b.shape[1]), ("K", a.shape[1]))
+            M, N, K = a.shape[0], b.shape[1], a.shape[1]
             if self.heard is not None:
-                self.heard(2 * a.shape[0] * b.shape[1] * a.shape[1])
-            call = found("fp8_matmul", "e4m3", sizes, (("recipe", recipe), ("layout", "nt")))
-            return call(a=a, b=b, scale_a=scale_a, scale_b=scale_b, recipe=recipe)
+                self.heard(2 * M * N * K)
+            return multiplier(recipe, M, N, K)(a=a, b=b, scale_a=scale_a, scale_b=scale_b, recipe=recipe)
 
         return quantize, product
 
@@ -419,6 +435,20 @@ def _preferred(
     own = [x for x in there if x.provider == provider and device in x.devices]
     wanted = PREFERRED.get((provider, operator), provider)
     return next((x for x in own if x.name == wanted), own[0] if own else None)
+
+
+def _once(made: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+    """What is made for such arguments, once. A dictionary: torch.compile looks through a cache of functools and
+    traces what is behind.
+    """
+    table: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def found(*given: Any) -> Callable[..., Any]:
+        if given not in table:
+            table[given] = made(*given)
+        return table[given]
+
+    return found
 
 
 def _untraced(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,8 @@ from ._trainer import PartsTrainer, within
 if TYPE_CHECKING:
     import torch
 
-FIRST_SCALE = 2.0**10
-"""Of the loss in fp16; halved where gradients overflow."""
+LARGEST_SCALE = 2.0**16
+"""Of the loss in fp16: with this PyTorch's own scaler begins."""
 GROWN = 2000
 """Steps without overflow after which it is doubled."""
 SENT_EVERY = 100
@@ -84,6 +85,13 @@ def low_share(r: Recipe) -> float:
     return 6 * own * r.tokens / r.flops
 
 
+def first_scale(r: Recipe) -> float:
+    """Of the loss in fp16; halved where gradients overflow. Gradients of logits are at most one over the tokens of
+    a micro-batch: these become 4, and that of an even guess among 65,536 words is a normal number.
+    """
+    return min(LARGEST_SCALE, 4 * 2.0 ** math.ceil(math.log2(r.B * r.S)))
+
+
 class ArmTrainer(PartsTrainer):
     """A trainer that changes what its system says."""
 
@@ -121,7 +129,7 @@ class ArmTrainer(PartsTrainer):
         """Of the last step's gradients before clipping, on the device."""
         self.counts: dict[str, Any] = {}
         """Steps whose gradients were clipped, were not finite, and fp16 steps that were left out."""
-        self._scale, self._since = FIRST_SCALE, 0
+        self._scale, self._since = first_scale(self.recipe), 0
         self._residual: Any = None
         self._library: Any = None
         self._grads: list[Any] = []
@@ -166,9 +174,14 @@ class ArmTrainer(PartsTrainer):
         return found
 
     def _in_fp16(self, device: torch.device) -> dict[str, Callable[..., Any]]:
-        """All parts in fp16; in fp32 what no operator has in fp16, as autocast does."""
+        """All parts in fp16; in fp32 what no operator has in fp16, as autocast does, and as it does a loss whose
+        logits are in fp16.
+        """
         r, found = self.recipe, {"linear": self.assembly.linear(self.recipe.dtype, device.type)}
         for x in r.chosen.model.parts(r.chosen.configuration, r.B, r.S):
+            if x.operator == "fused_linear_cross_entropy" and x.name not in self.assembly.system.parts:
+                found[x.name] = _loss_of_narrow_logits
+                continue
             dtype = r.dtype if r.dtype in self.assembly.catalog.operator(x.operator).dtypes else "fp32"
             call = self.assembly.call(x.name, x.operator, x.axes, x.options, dtype, device.type)
             found[x.name] = call if dtype == r.dtype else _widened(call)
@@ -237,7 +250,7 @@ class ArmTrainer(PartsTrainer):
         self.counts = {
             x: torch.zeros((), dtype=torch.int64, device=device) for x in ("clipped", "nonfinite", "skipped")
         }
-        self._scale, self._since = FIRST_SCALE, 0
+        self._scale, self._since = first_scale(self.recipe), 0
         self.sent = []
         if self.gates is not None:
             self.gates.held.clear()
@@ -484,6 +497,13 @@ def _library(name: str, params: list[Any]) -> Any:
     from bitsandbytes import optim as bitsandbytes
 
     return bitsandbytes.AdamW8bit(params, **given)
+
+
+def _loss_of_narrow_logits(x: Any, weight: Any, target: Any) -> Any:
+    """`fused_linear_cross_entropy` under autocast: the product in fp16, its loss in fp32."""
+    from torch.nn import functional
+
+    return functional.cross_entropy(functional.linear(x, weight).float(), target)
 
 
 def _widened(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ from ..measure.rounding import rounded
 from ..measure.verify import Incorrect
 from ..system import NO_CHANGES, Assembly
 from ..workload import Workload
+from . import _coarse_products as coarse_products
 from . import _coarse_states as coarse
 from . import _expected as answer
 from . import _muon as muon
@@ -392,6 +393,7 @@ class Program:
                 self.first_ms = (time.perf_counter() - begin) * 1e3
                 if not self.sliced:
                     self._checked("the first step", self.trainer, float(loss), self.expected.first)
+                    self._check_first(self.trainer, self.recipe)
                 elif not _finite(float(loss)):
                     raise Incorrect("the first step: the loss is not finite")
         if not self.sliced:
@@ -440,12 +442,26 @@ class Program:
                 self._checked(f"a random step {where} of {whole} layers", trainer, loss, self.expected.random)
             elif number == 0:
                 self._checked(f"the first step {where} of {whole} layers", trainer, loss, self.expected.first)
+                self._check_first(trainer, r)
         self._check_weights(trainer, r)
         del trainer
         device.release()
 
+    @staticmethod
+    def _in_eight_bits(trainer: Trainer, r: Recipe) -> bool:
+        """Whether AdamW, its states as they are, steps by gradients of products in 8 bits."""
+        narrow = getattr(trainer, "products", r.products) == "e4m3"
+        return narrow and not r.hidden and not getattr(trainer, "coarse_states", False)
+
+    def _check_first(self, trainer: Trainer, r: Recipe) -> None:
+        if self._in_eight_bits(trainer, r):
+            adamw = catalog().operator("adamw").reference
+            coarse_products.check_first(trainer, r, self.expected, self.session.seed, adamw)
+
     def _check_weights(self, trainer: Trainer, r: Recipe) -> None:
         check = muon.check_weights if r.hidden else answer.check_weights
+        if self._in_eight_bits(trainer, r):
+            check = coarse_products.check_weights
         if getattr(trainer, "coarse_states", False):
             check = coarse.check_weights
         found = check(trainer, r, self.expected, self.session.seed, self.bound)
@@ -562,6 +578,17 @@ def _finite(x: float) -> bool:
     return abs(x) < float("inf")
 
 
+EIGHT_BITS = (
+    coarse_products.check_first,
+    coarse_products.check_weights,
+    coarse_products.FIRST,
+    coarse_products.TOGETHER,
+    coarse_products.EXCEPTION,
+    coarse_products.WRONG,
+)
+"""What decides besides whether a row with products in 8 bits is right."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Train(Workload):
     """The workload. What a case computes is what its own model does; another model's file does not change it.
@@ -588,6 +615,8 @@ class Train(Workload):
             how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
         else:
             how = (prepare, self.measure, *self.definition)
+        if r.products == "e4m3":
+            how += EIGHT_BITS
         return (*how, case.dtype, *own)
 
 

@@ -7,21 +7,26 @@ The answer of workload `train` with `linear` emulated, all else in fp32, beside 
 furthest off after three steps: the gradient's relative error at each step, each from the weights that its own
 steps made, and that of the change, elements counting by the exact gradient, as in `train`'s check; then the
 system's change beside the emulation's. A fault of the system is what it has beside the emulation.
+
+Above each table the change of the first step, of the parameter that is furthest off, and of three steps, of that
+and of all (`_coarse_products`); with `--faults` the same of optimizers that do something else, by exact gradients.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.system import Assembly, Precision, System
 from kernelmark.suite.workloads import _expected, _fp8
-from kernelmark.suite.workloads._recipe import Recipe, recipe
+from kernelmark.suite.workloads._recipe import HYPERPARAMETERS, Recipe, recipe
 from kernelmark.suite.workloads._trainer import PartsTrainer
 from kernelmark.suite.workloads.train import WORKLOAD
 
@@ -108,6 +113,66 @@ def apart(
     return found
 
 
+def summed(got: Way, wanted: Way, first: Tensors, initial: Tensors, adamw: Callable[..., Any]) -> str:
+    """A line on the first step, by each way's first gradients, and on three."""
+
+    def stepped(gradients: Tensors) -> Tensors:
+        return {
+            name: adamw(
+                [x], [gradients[name]], *([torch.zeros_like(x)] for _ in range(2)), None, 1, **HYPERPARAMETERS
+            )[0]
+            for name, x in initial.items()
+        }
+
+    one = errors(stepped(got.gradients[0]), stepped(first), first, initial)
+    return f"the first step {worst(one)}; three steps {told(errors(got.weights, wanted.weights, first, initial))}"
+
+
+def errors(got: Tensors, wanted: Tensors, first: Tensors, initial: Tensors) -> list[float]:
+    """How far each parameter's change is off, of its norm."""
+    found = []
+    for name, share in first.items():
+        way = torch.linalg.vector_norm((wanted[name] - initial[name]) * share)
+        found.append(float(torch.linalg.vector_norm((got[name] - wanted[name]) * share) / way))
+    return found
+
+
+def worst(found: list[float]) -> str:
+    """Of the parameter that is furthest off."""
+    return f"{max(found):.3f}"
+
+
+def told(found: list[float]) -> str:
+    """That, and the root of the mean of all squares."""
+    return f"{worst(found)}, together {math.sqrt(fmean(x * x for x in found)):.3f}"
+
+
+FAULTS: Mapping[str, Mapping[str, float]] = {
+    "the rate half as large again": {"lr": 1.5 * HYPERPARAMETERS["lr"]},
+    "no first moment": {"beta1": 0.0},
+    "biases are not corrected": {"step": 1_000_000},
+    "no second step": {"left_out": 2},
+    "each step is the first": {"step": 1, "forgotten": 1},
+}
+
+
+def faulty(wanted: Way, initial: Tensors, adamw: Callable[..., Any], fault: Mapping[str, float]) -> Tensors:
+    """What an optimizer with a fault makes of a way's gradients."""
+    given = {**HYPERPARAMETERS, **{x: y for x, y in fault.items() if x in HYPERPARAMETERS}}
+    found = {}
+    for name, x in initial.items():
+        m = v = torch.zeros_like(x)
+        for step in range(1, _expected.STEPS + 1):
+            if fault.get("left_out") == step:
+                continue
+            if "forgotten" in fault:
+                m = v = torch.zeros_like(x)
+            number = int(fault.get("step", step))
+            x, m, v = adamw([x], [wanted.gradients[step - 1][name]], [m], [v], None, number, **given)
+        found[name] = x
+    return found
+
+
 def table(found: Mapping[str, tuple[float, ...]]) -> Iterator[str]:
     """A line of each parameter that is furthest off."""
     worst = sorted(found, key=lambda name: -found[name][-1])[:SHOWN]
@@ -127,6 +192,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, action="append")
     parser.add_argument("--precision", choices=tuple(PARTS), action="append")
     parser.add_argument("--base", help="a system's parts, beside the emulation")
+    parser.add_argument("--faults", action="store_true", help="what optimizers with a fault do too")
     asked = parser.parse_args()
     catalog, device = Catalog.default(), torch.device(asked.device)
     torch.set_float32_matmul_precision("highest")
@@ -136,16 +202,21 @@ def main() -> int:
         steps = Steps(recipe(case, catalog.models), seed, device, catalog)
         initial = kept(dict(steps.initial()))
         wanted = steps.by_references({})
-        first = wanted.gradients[0]
+        first, adamw = wanted.gradients[0], catalog.operator("adamw").reference
+        for name, fault in FAULTS.items() if asked.faults else ():
+            off = errors(faulty(wanted, initial, adamw, fault), wanted.weights, first, initial)
+            print(f"{case.full_name}, seed {seed}, {name}: three steps {told(off)}", flush=True)
         for kind in asked.precision or PARTS:
             print(f"{case.full_name}, seed {seed}, {kind}")
             rounded = steps.by_references({"linear": _fp8.emulated(kind, False)})
-            print("  emulated, from fp32:", *table(apart(rounded, wanted, first, initial)), sep="\n", flush=True)
+            print("  emulated, from fp32:", summed(rounded, wanted, first, initial, adamw))
+            print(*table(apart(rounded, wanted, first, initial)), sep="\n", flush=True)
             if asked.base is None:
                 continue
             system = System("measured", base=asked.base, precision=PARTS[kind])
             own, stored = steps.by_system(system), _expected.ROUNDING[case.dtype]
-            print(f"  {asked.base}, from fp32:", *table(apart(own, wanted, first, initial, stored)), sep="\n")
+            print(f"  {asked.base}, from fp32:", summed(own, wanted, first, initial, adamw))
+            print(*table(apart(own, wanted, first, initial, stored)), sep="\n")
             near = apart(own, rounded, first, initial, stored)
             print(f"  {asked.base}, from the emulation:", *table(near), sep="\n", flush=True)
     return 0

@@ -134,9 +134,20 @@ def test_how_far_three_steps_are_apart(program):
     assert rounding.apart(got, wanted, first, initial, stored=1.0)["w"][-1] == 0
 
 
+def test_how_far_all_parameters_are_together(program):
+    rounding = program("rounding")
+    given = {"v": torch.ones(1), "w": torch.ones(2)}
+    start, right = ({name: torch.full_like(x, by) for name, x in given.items()} for by in (1.0, 3.0))
+    off = {"v": right["v"] + 1.0, "w": right["w"] - 0.2}
+    assert rounding.told(rounding.errors(off, right, given, start)) == "0.500, together 0.361"
+
+
 def test_rounding_by_itself_changes_what_a_model_learns(program, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["rounding", "--model", "gpt2-tiny", "-B", "1", "-S", "32", "--seed", "3"])
+    asked = ["rounding", "--model", "gpt2-tiny", "-B", "1", "-S", "32", "--seed", "3", "--faults"]
+    monkeypatch.setattr("sys.argv", asked)
     assert program("rounding").main() == 0
     said = capsys.readouterr().out
     assert said.count("emulated, from fp32") == 2
+    together = [float(x.split()[-1]) for x in said.splitlines() if "together" in x]
+    assert min(together[:5]) > 0.35 > 0.2 > max(together[5:]) > 0, "faults, then rounding"
     assert all(0 < float(line.split()[-1]) < 1 for line in said.splitlines() if "change" in line)

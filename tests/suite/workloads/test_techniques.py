@@ -18,8 +18,8 @@ from kernelmark.suite import system
 from kernelmark.suite.operators import fp8_matmul
 from kernelmark.suite.products import by_blocks
 from kernelmark.suite.system import Assembly, Changes, System
+from kernelmark.suite.workloads import _arms, train
 from kernelmark.suite.workloads import _expected as answer
-from kernelmark.suite.workloads import train
 from kernelmark.suite.workloads._arms import ArmTrainer
 from kernelmark.suite.workloads._host_states import HostStates, HostUpdate, InTurn, buckets
 from kernelmark.suite.workloads._recompute import budget, worth_keeping
@@ -294,6 +294,37 @@ def test_precisions_are_systems_of_one_case(bench, dtype):
     found = checked(case, trainer)
     assert trainer.products == ("fp32" if dtype == "fp32" else "bf16")
     assert found["gradient_error"] < (4e-3 if dtype == "fp32" else 0.15)  # the answer is rounded to bf16
+
+
+def test_a_loss_in_fp16_is_that_of_autocast(bench):
+    """Its product is in fp16, as a user's is; where it were in fp32, a step would take three times as long."""
+    case = bench("gpt2-tiny", dtype="bf16", state="master32", products="e4m3", clip=0.0)
+    trainer = train.assemble(case.case, Assembly(System("x", changes=Changes(dtype="fp16")), case.catalog))
+    loss = trainer.parts(torch.device("cpu"))["loss"]
+    x, weight = (torch.randn(shape).half().requires_grad_() for shape in ((6, 8), (50, 8)))
+    target = torch.randint(0, 50, (6,))
+    with torch.autocast("cpu", torch.float16):
+        logits = torch.nn.functional.linear(x, weight)
+        assert logits.dtype == torch.float16
+    wanted = torch.nn.functional.cross_entropy(logits.float(), target)
+    found = loss(x=x, weight=weight, target=target)
+    assert torch.equal(found, wanted)
+    for got, want in zip(
+        torch.autograd.grad(found * 2**10, (x, weight)),
+        torch.autograd.grad(wanted * 2**10, (x, weight)),
+        strict=True,
+    ):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("B", "S", "scale"), [(1, 32, 2.0**7), (3, 100, 2.0**11), (16, 1024, 2.0**16), (64, 1024, 2.0**16)]
+)
+def test_the_first_scale_of_a_loss_in_fp16(B, S, scale):
+    """Of 16,384 tokens and more it is that of PyTorch's scaler."""
+    case = train.WORKLOAD.case({"B": B, "S": S}, "bf16", "program", model="gpt2-124m", state="master32")
+    assert _arms.first_scale(train.read(case)) == scale
+    assert torch.amp.GradScaler("cpu").get_scale() == _arms.LARGEST_SCALE
 
 
 def test_eight_bits_by_parts(bench):

@@ -1,0 +1,84 @@
+"""What layers in 8 bits ask for, and that torch.compile finds it made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.model import chosen
+from kernelmark.suite.operators import fp8_matmul
+from kernelmark.suite.products import asks, by_blocks, by_rows
+from kernelmark.suite.system import Assembly, System
+
+M, N, K = 24, 40, 56
+
+
+@pytest.fixture
+def asked() -> set[Any]:
+    """What was asked for."""
+    return set()
+
+
+@pytest.fixture
+def parts(asked: set[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`quantize` and `product` by their definitions, which write down what they are asked for."""
+
+    def quantize(x: torch.Tensor, granularity: str) -> Any:
+        asked.add((granularity, tuple(x.shape)))
+        if granularity == "row":
+            values, scales = fp8_matmul.scaled(x, 1, x.shape[1])
+            return values, scales
+        found = fp8_matmul.scaled(x, *((128, 128) if granularity.startswith("tile") else (1, 128)))
+        if granularity == "both":
+            return *found, *fp8_matmul.scaled(x.t().contiguous(), 1, 128)
+        return (*found, *(y.t().contiguous() for y in found)) if granularity == "tile_both" else found
+
+    def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+        asked.add((recipe, (a.shape[0], b.shape[1], a.shape[1])))
+        return fp8_matmul.reference(*(x.double() for x in (a, b, scale_a, scale_b)), recipe).to(torch.bfloat16)
+
+    return quantize, product
+
+
+@pytest.mark.parametrize("by", [by_rows, by_blocks])
+def test_a_layer_asks_for_what_it_says(by, parts, asked):
+    x, weight = (torch.randn(shape).bfloat16().requires_grad_() for shape in ((M, K), (N, K)))
+    linear = by(*parts)
+    linear(x, weight).sum().backward()
+    with torch.no_grad():
+        linear(x, weight)
+    told = asks(by, M, N, K)
+    assert asked == {*told.quantized, *told.multiplied}
+
+
+# torch.compile makes objects of the functions that it traces.
+@pytest.mark.filterwarnings("ignore:.*torch.autograd.function.Function:DeprecationWarning")
+@pytest.mark.parametrize(
+    "system",
+    [System("x", precision="parts_rowwise"), System("x", parts={"linear": "torch"})],
+    ids=["eight bits", "a named product"],
+)
+def test_a_compiler_finds_what_a_step_asks_for(monkeypatch, system):
+    """Where it does not, it traces how an implementation is looked up, which older ones than ours cannot."""
+    model = chosen(Catalog.default().models, "gpt2-tiny")
+    products = model.model.products(model.configuration, 2, 8)
+    assembly = Assembly(system, Catalog.default())
+    linear = assembly.linear("bf16", "cpu", products)
+
+    def looked_up(*given):
+        raise AssertionError(f"looked up {given} while it was traced")
+
+    monkeypatch.setattr(Assembly, "call", looked_up)
+    compiled = torch.compile(linear, backend="eager", fullgraph=True, dynamic=False)
+    for part in products:
+        x, weight, bias = (
+            torch.randn(shape).bfloat16().requires_grad_()
+            for shape in ((2, 8, part.axes["K"]), (part.axes["N"], part.axes["K"]), (part.axes["N"],))
+        )
+        given = (x, weight, bias) if part.options["bias"] else (x, weight)
+        compiled(*given).sum().backward()
+        assert weight.grad is not None
+        assert torch.isfinite(weight.grad).all()

@@ -1,0 +1,156 @@
+"""Steps by gradients of 8-bit products: honest ones are right, optimizers that do something else are found."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from kernelmark.suite.measure.verify import Incorrect
+from kernelmark.suite.model import BOUNDS
+from kernelmark.suite.system import Assembly, System
+from kernelmark.suite.workloads import _coarse_products as coarse_products
+from kernelmark.suite.workloads import _expected as answer
+from kernelmark.suite.workloads import train
+from kernelmark.suite.workloads._recipe import HYPERPARAMETERS
+from kernelmark.suite.workloads._trainer import PartsTrainer
+
+ROWS = System("rows", precision="parts_rowwise")
+ONE = "layers.1.query"
+
+
+class NoCorrection(PartsTrainer):
+    """Biases are not corrected."""
+
+    def _updated(self, step: int, **tensors: Any) -> None:
+        super()._updated(1_000_000, **tensors)
+
+
+class Faster(PartsTrainer):
+    """Half as fast again."""
+
+    def _updated(self, step: int, **tensors: Any) -> None:
+        self.hyperparameters["lr"] = 1.5 * HYPERPARAMETERS["lr"]
+        super()._updated(step, **tensors)
+
+
+class OneStays(PartsTrainer):
+    """One parameter is not stepped."""
+
+    def _updated(self, step: int, **tensors: Any) -> None:
+        i = self._names.index(ONE)
+        before = tensors["masters"][i].clone(), tensors["params"][i].clone()
+        super()._updated(step, **tensors)
+        tensors["masters"][i].copy_(before[0])
+        tensors["params"][i].copy_(before[1])
+
+
+class NoMomentum(PartsTrainer):
+    """There is no first moment."""
+
+    def _updated(self, step: int, **tensors: Any) -> None:
+        self.hyperparameters["beta1"] = 0.0
+        super()._updated(step, **tensors)
+
+
+class Forgetful(PartsTrainer):
+    """Each step is the first."""
+
+    def _updated(self, step: int, **tensors: Any) -> None:
+        super()._updated(1, **tensors)
+        for x in (*tensors["exp_avgs"], *tensors["exp_avg_sqs"]):
+            x.zero_()
+
+
+class OneTurns(PartsTrainer):
+    """From the second step on one parameter goes the other way."""
+
+    def _updated(self, step: int, **tensors: Any) -> None:
+        i = self._names.index(ONE)
+        before = tensors["masters"][i].clone()
+        super()._updated(step, **tensors)
+        if step > 1:
+            tensors["masters"][i].copy_(2 * before - tensors["masters"][i])
+            tensors["params"][i].copy_(tensors["masters"][i])
+
+
+FAULTS = {
+    NoCorrection: "after the first step: the change of .* allowed 0.3",
+    Faster: "after the first step: the change of .* off by 0.[56]",
+    OneStays: f"after the first step: the change of {ONE} is off by 0.9",
+    NoMomentum: "after 3 steps: the changes of all parameters are off by 0.4.* allowed 0.4",
+    Forgetful: "after 3 steps: the changes of all parameters are off by 0.6",
+    OneTurns: f"after 3 steps: the change of {ONE} is off by .* allowed 0.6 with products in 8 bits",
+}
+
+
+@pytest.fixture
+def here(bench: Any) -> Any:
+    """Two layers, masters in fp32, products in 8 bits."""
+    return bench("llama-tiny", dtype="bf16", state="master32", products="e4m3", clip=0.0)
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        ROWS,
+    ],
+    ids=lambda x: x.precision,
+)
+def test_products_in_eight_bits_are_right(here: Any, system: System) -> None:
+    assert here.measure(train.assemble(here.case, Assembly(system, here.catalog))).samples["change_error"][0] < 0.3
+
+
+@pytest.mark.parametrize("kind", FAULTS, ids=lambda x: x.__name__)
+def test_what_is_wrong_with_their_optimizer_is_found(here: Any, kind: type[PartsTrainer]) -> None:
+    with pytest.raises(Incorrect, match=FAULTS[kind]):
+        here.measure(here.trainer(kind, ROWS))
+
+
+def after(errors: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> float:
+    """The check of parameters whose changes are so far off; nothing is rounded away."""
+    before = torch.zeros(2)
+    changed = {name: torch.tensor([4.0, 0.0]) for name in errors}
+    got = {name: torch.tensor([4.0, 4.0 * x]) for name, x in errors.items()}
+    monkeypatch.setattr(answer, "initial", lambda *_: iter((name, before) for name in errors))
+    monkeypatch.setattr(answer, "ROUNDING", {"bf16": 0.0})
+    gradients = {name: torch.ones(2) for name in errors}
+    expected: Any = SimpleNamespace(changed=changed, first=SimpleNamespace(gradients=gradients))
+    trainer: Any = SimpleNamespace(weights=lambda: got)
+    return coarse_products.check_weights(
+        trainer, SimpleNamespace(dtype="bf16", stored="master32"), expected, 0, BOUNDS["e4m3"]
+    )  # type: ignore[arg-type]  # no more of a recipe is read
+
+
+def test_a_parameter_is_held_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = {f"w{i}": 0.1 for i in range(9)}
+    assert after({**calm, "norm_bias": 0.59}, monkeypatch) == pytest.approx(0.59)
+    with pytest.raises(Incorrect, match="norm_bias is off by 0.73 of its norm, allowed 0.6"):
+        after({**calm, "norm_bias": 0.73}, monkeypatch)
+    rough = {f"w{i}": 0.25 for i in range(9)}
+    assert after({**rough, "norm_bias": 0.73}, monkeypatch) == pytest.approx(0.73)
+    with pytest.raises(Incorrect, match="norm_bias is off by 0.91 of its norm, allowed 0.9 "):
+        after({**{f"w{i}": 0.35 for i in range(20)}, "norm_bias": 0.91}, monkeypatch)
+    with pytest.raises(Incorrect, match=r"all parameters are off by 0.41 of their norms"):
+        after({f"w{i}": 0.41 for i in range(9)}, monkeypatch)
+    with pytest.raises(Incorrect, match="w0 is not finite"):
+        after({"w0": float("nan")}, monkeypatch)
+
+
+def test_a_weight_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "initial", lambda *_: iter([("table", torch.ones(2))]))
+    trainer: Any = SimpleNamespace(weights=lambda: {"other": torch.ones(2)})
+    with pytest.raises(Incorrect, match="after the first step: there is no table"):
+        coarse_products.check_first(trainer, SimpleNamespace(dtype="bf16", stored="master32"), None, 0, None)  # type: ignore[arg-type]  # it ends before
+
+
+def test_the_check_is_part_of_what_a_case_is() -> None:
+    def spec(products: str) -> tuple[object, ...]:
+        case = train.WORKLOAD.case(
+            {"B": 1, "S": 8}, "bf16", "program", model="llama-tiny", state="plain", products=products
+        )
+        return train.WORKLOAD.computes(case)
+
+    assert coarse_products.check_first in spec("e4m3")
+    assert coarse_products.check_first not in spec("dtype")
