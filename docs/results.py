@@ -671,9 +671,9 @@ def _techniques() -> list[str]:
         "32,768 of 3.2 B with masters in fp32. What states on the host cost beside the same step without "
         "moving them is *exposed*; they move during the backward pass where gradients are not clipped "
         f"(`clip0.0`). Where the table says so, the device had no memory for these tokens. `{ended}` was ended "
-        f"by the system: the host's 125 GiB hold the answer and not its states too. The row of `{lost}` at 3.2 "
-        f"B was lost to an error of the harness, mended since; it is of run `{TECHNIQUES_STATES}`, by the same "
-        "kernels on another H200: out of memory. There are no rows of DeepSpeed.",
+        "by the system, most likely as the host's 125 GiB do not hold the answer and what it keeps too. The row "
+        f"of `{lost}` at 3.2 B was lost to an error of the harness, mended since; run `{TECHNIQUES_STATES}`, on "
+        "another H200, has it: out of memory. There are no rows of DeepSpeed.",
         _programs(TECHNIQUES_LARGE, moved, "train", failed=True),
         "A decoder block's forward pass:",
         _programs(TECHNIQUES_LARGE, (_number("ms a pass"), BEST), "forward"),

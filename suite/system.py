@@ -332,11 +332,14 @@ class Assembly:
         for part in chosen.model.named(chosen.configuration, B, S):
             if {part.name, part.operator} & self.system.parts.keys():
                 found[part.name] = self.call(part.name, part.operator, part.axes, part.options, dtype, device)
+        products = chosen.model.products(chosen.configuration, B, S)
         if self.system.precision == "parts_1x128_fused":
-            found |= self._fused_blocks(chosen, dtype, device)
-        return found | {"linear": self.linear(dtype, device, chosen.model.products(chosen.configuration, B, S))}
+            found |= self._fused_blocks(chosen, dtype, device, products)
+        return found | {"linear": self.linear(dtype, device, products)}
 
-    def _fused_blocks(self, chosen: Chosen, dtype: str, device: str) -> dict[str, Callable[..., Any]]:
+    def _fused_blocks(
+        self, chosen: Chosen, dtype: str, device: str, products: Sequence[Part]
+    ) -> dict[str, Callable[..., Any]]:
         """Norms and gates with the products behind them, by our own kernels."""
         from . import fused_blocks
 
@@ -346,7 +349,7 @@ class Assembly:
             raise NotImplementedError("norms and gates that write 8 bits are our own kernels, not parts by choice")
         if device != "cuda":
             raise NotImplementedError(f"norms and gates that write 8 bits have kernels for CUDA, not for {device}")
-        given = self.catalog, *self.eight_bits(dtype, device)
+        given = self.catalog, *self.eight_bits(dtype, device, _asked(by_blocks, products))
         return {"normed": fused_blocks.normed(*given), "down": fused_blocks.down(*given)}
 
     def linear(self, dtype: str, device: str, products: Sequence[Part] = ()) -> Callable[..., Any]:
@@ -359,8 +362,7 @@ class Assembly:
         if not self.system.precision.startswith("parts_"):
             return linear(self.system.precision)
         by = by_rows if self.system.precision == "parts_rowwise" else by_blocks
-        asked = [asks(by, x.axes["M"], x.axes["N"], x.axes["K"]) for x in products]
-        return by(*self.eight_bits(dtype, device, asked))
+        return by(*self.eight_bits(dtype, device, _asked(by, products)))
 
     def _named_products(self, dtype: str, device: str, products: Sequence[Part]) -> Callable[..., Any]:
         """`linear` by the implementation that the system names for all weights or for those of a shape."""
@@ -435,6 +437,11 @@ def _preferred(
     own = [x for x in there if x.provider == provider and device in x.devices]
     wanted = PREFERRED.get((provider, operator), provider)
     return next((x for x in own if x.name == wanted), own[0] if own else None)
+
+
+def _asked(by: Callable[..., Any], products: Iterable[Part]) -> list[Asks]:
+    """What layers ask that multiply so."""
+    return [asks(by, x.axes["M"], x.axes["N"], x.axes["K"]) for x in products]
 
 
 def _once(made: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:

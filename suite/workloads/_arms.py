@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...registry.store.record import EAGER
 from .._transformer_engine import Linears
 from ..model import chosen
 from ..operator import in_tf32, torch_dtype
@@ -24,7 +25,7 @@ from ._trainer import PartsTrainer, within
 if TYPE_CHECKING:
     import torch
 
-LARGEST_SCALE = 2.0**16
+LARGEST_FIRST_SCALE = 2.0**16
 """Of the loss in fp16: with this PyTorch's own scaler begins."""
 GROWN = 2000
 """Steps without overflow after which it is doubled."""
@@ -87,9 +88,9 @@ def low_share(r: Recipe) -> float:
 
 def first_scale(r: Recipe) -> float:
     """Of the loss in fp16; halved where gradients overflow. Gradients of logits are at most one over the tokens of
-    a micro-batch: these become 4, and that of an even guess among 65,536 words is a normal number.
+    a step. These become 1, and that of an even guess among 65,536 words loses 1 in 500 in fp16.
     """
-    return min(LARGEST_SCALE, 4 * 2.0 ** math.ceil(math.log2(r.B * r.S)))
+    return min(LARGEST_FIRST_SCALE, 2.0 ** math.ceil(math.log2(r.tokens)))
 
 
 class ArmTrainer(PartsTrainer):
@@ -174,12 +175,15 @@ class ArmTrainer(PartsTrainer):
         return found
 
     def _in_fp16(self, device: torch.device) -> dict[str, Callable[..., Any]]:
-        """All parts in fp16; in fp32 what no operator has in fp16, as autocast does, and as it does a loss whose
-        logits are in fp16.
+        """All parts in fp16. What no operator has in fp16 is in fp32, as under autocast; PyTorch's loss is of
+        logits in fp16, likewise.
         """
-        r, found = self.recipe, {"linear": self.assembly.linear(self.recipe.dtype, device.type)}
+        r, system = self.recipe, self.assembly.system
+        products = r.chosen.model.products(r.chosen.configuration, r.B, r.S)
+        found = {"linear": self.assembly.linear(r.dtype, device.type, products)}
         for x in r.chosen.model.parts(r.chosen.configuration, r.B, r.S):
-            if x.operator == "fused_linear_cross_entropy" and x.name not in self.assembly.system.parts:
+            by_pytorch = system.base == EAGER and not {x.name, x.operator} & system.parts.keys()
+            if x.operator == "fused_linear_cross_entropy" and by_pytorch:
                 found[x.name] = _loss_of_narrow_logits
                 continue
             dtype = r.dtype if r.dtype in self.assembly.catalog.operator(x.operator).dtypes else "fp32"

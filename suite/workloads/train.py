@@ -447,11 +447,11 @@ class Program:
         del trainer
         device.release()
 
-    @staticmethod
-    def _in_eight_bits(trainer: Trainer, r: Recipe) -> bool:
-        """Whether AdamW, its states as they are, steps by gradients of products in 8 bits."""
-        narrow = getattr(trainer, "products", r.products) == "e4m3"
-        return narrow and not r.hidden and not getattr(trainer, "coarse_states", False)
+    def _in_eight_bits(self, trainer: Trainer, r: Recipe) -> bool:
+        """Whether AdamW, its states as they are, steps by gradients of products in 8 bits, and these are held."""
+        if r.hidden or getattr(trainer, "coarse_states", False) or self.bound.change == inf:
+            return False
+        return bool(getattr(trainer, "products", r.products) == "e4m3")
 
     def _check_first(self, trainer: Trainer, r: Recipe) -> None:
         if self._in_eight_bits(trainer, r):
@@ -578,17 +578,6 @@ def _finite(x: float) -> bool:
     return abs(x) < float("inf")
 
 
-EIGHT_BITS = (
-    coarse_products.check_first,
-    coarse_products.check_weights,
-    coarse_products.FIRST,
-    coarse_products.TOGETHER,
-    coarse_products.EXCEPTION,
-    coarse_products.WRONG,
-)
-"""What decides besides whether a row with products in 8 bits is right."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Train(Workload):
     """The workload. What a case computes is what its own model does; another model's file does not change it.
@@ -615,8 +604,8 @@ class Train(Workload):
             how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
         else:
             how = (prepare, self.measure, *self.definition)
-        if r.products == "e4m3":
-            how += EIGHT_BITS
+        if r.products == "e4m3" and not r.hidden:
+            how += (coarse_products.check_first, coarse_products.check_weights)
         return (*how, case.dtype, *own)
 
 

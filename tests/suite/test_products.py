@@ -11,9 +11,11 @@ from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen
 from kernelmark.suite.operators import fp8_matmul
 from kernelmark.suite.products import asks, by_blocks, by_rows
-from kernelmark.suite.system import Assembly, System
+from kernelmark.suite.system import Assembly, Changes, System
+from kernelmark.suite.workloads import train
 
 M, N, K = 24, 40, 56
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -54,28 +56,38 @@ def test_a_layer_asks_for_what_it_says(by, parts, asked):
     assert asked == {*told.quantized, *told.multiplied}
 
 
+def given_by(system: System) -> Callable[..., Any]:
+    """How the layers of a step by this system multiply."""
+    axes, options = {"B": 2, "S": 8}, {"model": "gpt2-tiny", "state": "master32", "products": "e4m3"}
+    case = train.WORKLOAD.case(axes, "bf16", "program", **options)
+    linear: Callable[..., Any] = train.assemble(case, Assembly(system, Catalog.default())).parts(CPU)["linear"]
+    return linear
+
+
 # torch.compile makes objects of the functions that it traces.
 @pytest.mark.filterwarnings("ignore:.*torch.autograd.function.Function:DeprecationWarning")
 @pytest.mark.parametrize(
-    "system",
-    [System("x", precision="parts_rowwise"), System("x", parts={"linear": "torch"})],
-    ids=["eight bits", "a named product"],
+    ("system", "dtype"),
+    [
+        (System("x", precision="parts_rowwise"), torch.bfloat16),
+        (System("x", parts={"linear": "torch"}), torch.bfloat16),
+        (System("x", parts={"linear": "torch"}, changes=Changes(dtype="fp16")), torch.float16),
+    ],
+    ids=["eight bits", "a named product", "a named product in fp16"],
 )
-def test_a_compiler_finds_what_a_step_asks_for(monkeypatch, system):
+def test_a_compiler_finds_what_a_step_asks_for(monkeypatch, system, dtype):
     """Where it does not, it traces how an implementation is looked up, which older ones than ours cannot."""
     model = chosen(Catalog.default().models, "gpt2-tiny")
-    products = model.model.products(model.configuration, 2, 8)
-    assembly = Assembly(system, Catalog.default())
-    linear = assembly.linear("bf16", "cpu", products)
+    linear = given_by(system)
 
     def looked_up(*given):
         raise AssertionError(f"looked up {given} while it was traced")
 
     monkeypatch.setattr(Assembly, "call", looked_up)
     compiled = torch.compile(linear, backend="eager", fullgraph=True, dynamic=False)
-    for part in products:
+    for part in model.model.products(model.configuration, 2, 8):
         x, weight, bias = (
-            torch.randn(shape).bfloat16().requires_grad_()
+            torch.randn(shape).to(dtype).requires_grad_()
             for shape in ((2, 8, part.axes["K"]), (part.axes["N"], part.axes["K"]), (part.axes["N"],))
         )
         given = (x, weight, bias) if part.options["bias"] else (x, weight)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from kernelmark.suite.measure.verify import Incorrect
-from kernelmark.suite.model import BOUNDS
-from kernelmark.suite.system import Assembly, System
+from kernelmark.suite.model import BOUNDS, Bound
+from kernelmark.suite.system import System
 from kernelmark.suite.workloads import _coarse_products as coarse_products
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
@@ -18,6 +19,8 @@ from kernelmark.suite.workloads._trainer import PartsTrainer
 
 ROWS = System("rows", precision="parts_rowwise")
 ONE = "layers.1.query"
+RECIPE: Any = SimpleNamespace(dtype="bf16", stored="master32")
+"""What the checks read of a recipe."""
 
 
 class NoCorrection(PartsTrainer):
@@ -77,10 +80,10 @@ class OneTurns(PartsTrainer):
 
 FAULTS = {
     NoCorrection: "after the first step: the change of .* allowed 0.3",
-    Faster: "after the first step: the change of .* off by 0.[56]",
-    OneStays: f"after the first step: the change of {ONE} is off by 0.9",
+    Faster: "after the first step: the change of .* off by 0.4",
+    OneStays: f"after the first step: the change of {ONE} is off by 0.7",
     NoMomentum: "after 3 steps: the changes of all parameters are off by 0.4.* allowed 0.4",
-    Forgetful: "after 3 steps: the changes of all parameters are off by 0.6",
+    Forgetful: "after 3 steps: the changes of all parameters are off by 0.5",
     OneTurns: f"after 3 steps: the change of {ONE} is off by .* allowed 0.6 with products in 8 bits",
 }
 
@@ -91,15 +94,12 @@ def here(bench: Any) -> Any:
     return bench("llama-tiny", dtype="bf16", state="master32", products="e4m3", clip=0.0)
 
 
-@pytest.mark.parametrize(
-    "system",
-    [
-        ROWS,
-    ],
-    ids=lambda x: x.precision,
-)
-def test_products_in_eight_bits_are_right(here: Any, system: System) -> None:
-    assert here.measure(train.assemble(here.case, Assembly(system, here.catalog))).samples["change_error"][0] < 0.3
+@pytest.mark.parametrize("state", ["master32", "plain"])
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny"])
+def test_products_in_eight_bits_are_right(bench: Any, model: str, state: str) -> None:
+    """Of weights that are rounded after each step too."""
+    here = bench(model, dtype="bf16", state=state, products="e4m3", clip=0.0)
+    assert here.measure(here.trainer(PartsTrainer, ROWS)).samples["change_error"][0] < 0.4
 
 
 @pytest.mark.parametrize("kind", FAULTS, ids=lambda x: x.__name__)
@@ -118,9 +118,7 @@ def after(errors: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> float:
     gradients = {name: torch.ones(2) for name in errors}
     expected: Any = SimpleNamespace(changed=changed, first=SimpleNamespace(gradients=gradients))
     trainer: Any = SimpleNamespace(weights=lambda: got)
-    return coarse_products.check_weights(
-        trainer, SimpleNamespace(dtype="bf16", stored="master32"), expected, 0, BOUNDS["e4m3"]
-    )  # type: ignore[arg-type]  # no more of a recipe is read
+    return coarse_products.check_weights(trainer, RECIPE, expected, 0, BOUNDS["e4m3"])
 
 
 def test_a_parameter_is_held_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,11 +136,37 @@ def test_a_parameter_is_held_beside_the_others(monkeypatch: pytest.MonkeyPatch) 
         after({"w0": float("nan")}, monkeypatch)
 
 
+def test_what_storing_rounds_is_no_part_of_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gains of about one whose steps are lost in bf16: they would make the mean of the others smaller."""
+    before = {"gain": torch.ones(64), **{f"w{i}": torch.zeros(64) for i in range(3)}}
+    changed = {name: x + 3e-3 for name, x in before.items()}
+    got = {name: before[name] + (0.0 if name == "gain" else 3e-3 * 1.41) for name in before}
+    monkeypatch.setattr(answer, "initial", lambda *_: iter(before.items()))
+    gradients = {name: torch.ones(64) for name in before}
+    expected: Any = SimpleNamespace(changed=changed, first=SimpleNamespace(gradients=gradients))
+    trainer: Any = SimpleNamespace(weights=lambda: got)
+    with pytest.raises(Incorrect, match="all parameters are off by 0.4"):
+        coarse_products.check_weights(trainer, RECIPE, expected, 0, BOUNDS["e4m3"])
+    got.update({name: changed[name] for name in got if name != "gain"})
+    assert coarse_products.check_weights(trainer, RECIPE, expected, 0, BOUNDS["e4m3"]) == pytest.approx(
+        0.35, abs=0.01
+    ), "the gain's own"
+
+
+@pytest.mark.parametrize(("change", "held"), [(0.6, True), (math.inf, False)])
+def test_gradients_that_are_approximated_on_their_way_hold_no_weights(change: float, held: bool) -> None:
+    program: Any = SimpleNamespace(bound=Bound(loss=0.03, gradient=change, change=change))
+    trainer: Any = SimpleNamespace(products="e4m3")
+    recipe: Any = SimpleNamespace(hidden=(), products="e4m3")
+    assert train.Program._in_eight_bits(program, trainer, recipe) is held
+
+
 def test_a_weight_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer, "initial", lambda *_: iter([("table", torch.ones(2))]))
     trainer: Any = SimpleNamespace(weights=lambda: {"other": torch.ones(2)})
+    expected: Any = None  # it ends before
     with pytest.raises(Incorrect, match="after the first step: there is no table"):
-        coarse_products.check_first(trainer, SimpleNamespace(dtype="bf16", stored="master32"), None, 0, None)  # type: ignore[arg-type]  # it ends before
+        coarse_products.check_first(trainer, RECIPE, expected, 0, expected)
 
 
 def test_the_check_is_part_of_what_a_case_is() -> None:

@@ -318,13 +318,28 @@ def test_a_loss_in_fp16_is_that_of_autocast(bench):
 
 
 @pytest.mark.parametrize(
-    ("B", "S", "scale"), [(1, 32, 2.0**7), (3, 100, 2.0**11), (16, 1024, 2.0**16), (64, 1024, 2.0**16)]
+    ("B", "S", "A", "scale"),
+    [
+        (1, 32, 1, 2.0**5),
+        (3, 100, 1, 2.0**9),
+        (3, 100, 4, 2.0**11),
+        (16, 1024, 1, 2.0**14),
+        (64, 1024, 4, 2.0**16),
+    ],
 )
-def test_the_first_scale_of_a_loss_in_fp16(B, S, scale):
-    """Of 16,384 tokens and more it is that of PyTorch's scaler."""
-    case = train.WORKLOAD.case({"B": B, "S": S}, "bf16", "program", model="gpt2-124m", state="master32")
+def test_the_first_scale_of_a_loss_in_fp16(B, S, A, scale):
+    """At most that of PyTorch's scaler."""
+    case = train.WORKLOAD.case({"B": B, "S": S, "A": A}, "bf16", "program", model="gpt2-124m", state="master32")
     assert _arms.first_scale(train.read(case)) == scale
-    assert torch.amp.GradScaler("cpu").get_scale() == _arms.LARGEST_SCALE
+    assert torch.amp.GradScaler("cpu").get_scale() == _arms.LARGEST_FIRST_SCALE
+
+
+def test_a_loss_that_a_system_names_is_not_exchanged(bench):
+    case = bench("gpt2-tiny", dtype="bf16", state="master32", products="e4m3", clip=0.0)
+    for what in ("loss", "fused_linear_cross_entropy"):
+        named = System("x", parts={what: "torch"}, changes=Changes(dtype="fp16"))
+        loss = train.assemble(case.case, Assembly(named, case.catalog)).parts(torch.device("cpu"))["loss"]
+        assert loss.__name__ == "widened"
 
 
 def test_eight_bits_by_parts(bench):
