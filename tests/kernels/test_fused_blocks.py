@@ -76,7 +76,9 @@ def test_the_same_but_for_a_rounding():
 def test_which_systems_have_it():
     def parts(model="llama-tiny", device="cuda", **fields):
         system = System("x", **{"base": "kernelmark", "precision": "parts_1x128_fused"} | fields)
-        return Assembly(system, CATALOG)._fused_blocks(chosen(CATALOG.models, model), "bf16", device)
+        of = chosen(CATALOG.models, model)
+        products = of.model.products(of.configuration, 2, 128)
+        return Assembly(system, CATALOG)._fused_blocks(of, "bf16", device, products)
 
     assert set(parts()) == {"normed", "down"}
     for said, given in (
