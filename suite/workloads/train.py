@@ -393,7 +393,6 @@ class Program:
                 self.first_ms = (time.perf_counter() - begin) * 1e3
                 if not self.sliced:
                     self._checked("the first step", self.trainer, float(loss), self.expected.first)
-                    self._check_first(self.trainer, self.recipe)
                 elif not _finite(float(loss)):
                     raise Incorrect("the first step: the loss is not finite")
         if not self.sliced:
@@ -442,25 +441,15 @@ class Program:
                 self._checked(f"a random step {where} of {whole} layers", trainer, loss, self.expected.random)
             elif number == 0:
                 self._checked(f"the first step {where} of {whole} layers", trainer, loss, self.expected.first)
-                self._check_first(trainer, r)
         self._check_weights(trainer, r)
         del trainer
         device.release()
 
-    def _in_eight_bits(self, trainer: Trainer, r: Recipe) -> bool:
-        """Whether AdamW, its states as they are, steps by gradients of products in 8 bits, and these are held."""
-        if r.hidden or getattr(trainer, "coarse_states", False) or self.bound.change == inf:
-            return False
-        return bool(getattr(trainer, "products", r.products) == "e4m3")
-
-    def _check_first(self, trainer: Trainer, r: Recipe) -> None:
-        if self._in_eight_bits(trainer, r):
-            adamw = catalog().operator("adamw").reference
-            coarse_products.check_first(trainer, r, self.expected, self.session.seed, adamw)
-
     def _check_weights(self, trainer: Trainer, r: Recipe) -> None:
-        check = muon.check_weights if r.hidden else answer.check_weights
-        if self._in_eight_bits(trainer, r):
+        check = answer.check_weights
+        if r.hidden:
+            check = muon.check_weights
+        elif self.bound.change < inf and getattr(trainer, "products", r.products) == "e4m3":
             check = coarse_products.check_weights
         if getattr(trainer, "coarse_states", False):
             check = coarse.check_weights
@@ -605,7 +594,7 @@ class Train(Workload):
         else:
             how = (prepare, self.measure, *self.definition)
         if r.products == "e4m3" and not r.hidden:
-            how += (coarse_products.check_first, coarse_products.check_weights)
+            how += (coarse_products.check_weights,)
         return (*how, case.dtype, *own)
 
 

@@ -97,21 +97,26 @@ def kept(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 def apart(
     got: Way, wanted: Way, first: Tensors, initial: Tensors, stored: float = 0.0
 ) -> dict[str, tuple[float, ...]]:
-    """By parameter the relative errors of its gradient at each step, and of its change, beyond what storing
-    weights rounds away: a share of `stored` of them in a step.
+    """By parameter the relative errors of its gradient at each step, and of its change (`changes`)."""
+    found = {}
+    for name, change in changes(got.weights, wanted.weights, first, initial, stored).items():
+        steps = zip(got.gradients, wanted.gradients, strict=True)
+        errors = [float((a[name] - b[name]).norm()) / (float(b[name].norm()) or 1.0) for a, b in steps]
+        found[name] = (*errors, change)
+    return found
+
+
+def changes(
+    got: Tensors, wanted: Tensors, first: Tensors, initial: Tensors, stored: float = 0.0
+) -> dict[str, float]:
+    """How far each parameter's change is off, of its norm, beyond what storing weights rounds away: a share of
+    `stored` of them in a step.
     """
-
-    def norm(x: torch.Tensor) -> float:
-        return float(torch.linalg.vector_norm(x))
-
     found = {}
     for name, share in first.items():
-        steps = zip(got.gradients, wanted.gradients, strict=True)
-        errors = [norm(a[name] - b[name]) / (norm(b[name]) or 1.0) for a, b in steps]
-        change = norm((wanted.weights[name] - initial[name]) * share.abs())
-        off = norm((got.weights[name] - wanted.weights[name]) * share.abs())
-        rounds = _expected.STEPS * stored * norm(wanted.weights[name] * share)
-        found[name] = (*errors, max(0.0, off - rounds) / (change or 1.0))
+        off, way = (float((x * share).norm()) for x in (got[name] - wanted[name], wanted[name] - initial[name]))
+        rounds = _expected.STEPS * stored * float((wanted[name] * share).norm())
+        found[name] = max(0.0, off - rounds) / (way or 1.0)
     return found
 
 
@@ -126,28 +131,23 @@ def summed(got: Way, wanted: Way, first: Tensors, initial: Tensors, adamw: Calla
             for name, x in initial.items()
         }
 
-    one = errors(stepped(got.gradients[0]), stepped(first), first, initial)
-    return f"the first step {worst(one)}; three steps {told(errors(got.weights, wanted.weights, first, initial))}"
+    one = changes(stepped(got.gradients[0]), stepped(first), first, initial)
+    return (
+        f"the first step {max(one.values()):.3f}; three steps {told(got.weights, wanted.weights, first, initial)}"
+    )
 
 
-def errors(got: Tensors, wanted: Tensors, first: Tensors, initial: Tensors) -> list[tuple[float, bool]]:
-    """How far each parameter's change is off, of its norm, and whether weights stored in bf16 would show it."""
-    found = []
+def told(got: Tensors, wanted: Tensors, first: Tensors, initial: Tensors) -> str:
+    """The change that is furthest off, and the root of the mean of the squares of those that weights in bf16 show
+    (`_coarse_products`).
+    """
+    found = changes(got, wanted, first, initial)
+    seen = []
     for name, share in first.items():
-        off, way = ((x * share).norm() for x in (got[name] - wanted[name], wanted[name] - initial[name]))
-        stored = _expected.ROUNDING["bf16"] * (wanted[name] * share).norm()
-        found.append((float(off / way), bool(SEEN * stored < way)))
-    return found
-
-
-def worst(found: list[tuple[float, bool]]) -> str:
-    """Of the parameter that is furthest off."""
-    return f"{max(x for x, _ in found):.3f}"
-
-
-def told(found: list[tuple[float, bool]]) -> str:
-    """That, and the root of the mean of the squares of those that are seen."""
-    return f"{worst(found)}, together {math.sqrt(fmean(x * x for x, seen in found if seen)):.3f}"
+        stored = SEEN * _expected.ROUNDING["bf16"] * (wanted[name] * share).norm()
+        if stored < ((wanted[name] - initial[name]) * share).norm():
+            seen.append(found[name] ** 2)
+    return f"{max(found.values()):.3f}, together {math.sqrt(fmean(seen)):.3f}"
 
 
 FAULTS: Mapping[str, Mapping[str, float]] = {
@@ -207,8 +207,8 @@ def main() -> int:
         wanted = steps.by_references({})
         first, adamw = wanted.gradients[0], catalog.operator("adamw").reference
         for name, fault in FAULTS.items() if asked.faults else ():
-            off = errors(faulty(wanted, initial, adamw, fault), wanted.weights, first, initial)
-            print(f"{case.full_name}, seed {seed}, {name}: three steps {told(off)}", flush=True)
+            off = told(faulty(wanted, initial, adamw, fault), wanted.weights, first, initial)
+            print(f"{case.full_name}, seed {seed}, {name}: three steps {off}", flush=True)
         for kind in asked.precision or KINDS:
             print(f"{case.full_name}, seed {seed}, {kind}")
             rounded = steps.by_references({"linear": _fp8.emulated(kind, False)})

@@ -141,7 +141,7 @@ def test_how_far_all_parameters_are_together(program):
     start = {"v": torch.ones(1), "w": torch.ones(2), "gain": torch.ones(3)}
     right = {"v": start["v"] + 2, "w": start["w"] + 2, "gain": start["gain"] + 1e-3}
     off = {"v": right["v"] + 1.0, "w": right["w"] - 0.2, "gain": right["gain"] + 8e-4}
-    assert rounding.told(rounding.errors(off, right, given, start)) == "0.800, together 0.361"
+    assert rounding.told(off, right, given, start) == "0.800, together 0.361"
 
 
 def test_rounding_by_itself_changes_what_a_model_learns(program, monkeypatch, capsys):

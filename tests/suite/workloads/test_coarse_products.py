@@ -31,7 +31,7 @@ class NoCorrection(PartsTrainer):
 
 
 class Faster(PartsTrainer):
-    """Half as fast again."""
+    """One and a half times the rate."""
 
     def _updated(self, step: int, **tensors: Any) -> None:
         self.hyperparameters["lr"] = 1.5 * HYPERPARAMETERS["lr"]
@@ -79,12 +79,12 @@ class OneTurns(PartsTrainer):
 
 
 FAULTS = {
-    NoCorrection: "after the first step: the change of .* allowed 0.3",
-    Faster: "after the first step: the change of .* off by 0.4",
-    OneStays: f"after the first step: the change of {ONE} is off by 0.7",
-    NoMomentum: "after 3 steps: the changes of all parameters are off by 0.4.* allowed 0.4",
-    Forgetful: "after 3 steps: the changes of all parameters are off by 0.5",
-    OneTurns: f"after 3 steps: the change of {ONE} is off by .* allowed 0.6 with products in 8 bits",
+    NoCorrection: "the changes of all parameters are off by 0.4.* allowed 0.4",
+    Faster: "the changes of all parameters are off by 0.5.* allowed 0.4",
+    OneStays: f"the change of {ONE} is off by .* allowed 0.6",
+    NoMomentum: "the changes of all parameters are off by 0.5.* allowed 0.4",
+    Forgetful: "the changes of all parameters are off by 0.6.* allowed 0.4",
+    OneTurns: f"the change of {ONE} is off by .* allowed 0.6",
 }
 
 
@@ -121,15 +121,11 @@ def after(errors: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> float:
     return coarse_products.check_weights(trainer, RECIPE, expected, 0, BOUNDS["e4m3"])
 
 
-def test_a_parameter_is_held_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_are_held_one_by_one_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
     calm = {f"w{i}": 0.1 for i in range(9)}
     assert after({**calm, "norm_bias": 0.59}, monkeypatch) == pytest.approx(0.59)
-    with pytest.raises(Incorrect, match="norm_bias is off by 0.73 of its norm, allowed 0.6"):
-        after({**calm, "norm_bias": 0.73}, monkeypatch)
-    rough = {f"w{i}": 0.25 for i in range(9)}
-    assert after({**rough, "norm_bias": 0.73}, monkeypatch) == pytest.approx(0.73)
-    with pytest.raises(Incorrect, match="norm_bias is off by 0.91 of its norm, allowed 0.9 "):
-        after({**{f"w{i}": 0.35 for i in range(20)}, "norm_bias": 0.91}, monkeypatch)
+    with pytest.raises(Incorrect, match="norm_bias is off by 0.61 of its norm, allowed 0.6"):
+        after({**calm, "norm_bias": 0.61}, monkeypatch)
     with pytest.raises(Incorrect, match=r"all parameters are off by 0.41 of their norms"):
         after({f"w{i}": 0.41 for i in range(9)}, monkeypatch)
     with pytest.raises(Incorrect, match="w0 is not finite"):
@@ -148,25 +144,21 @@ def test_what_storing_rounds_is_no_part_of_the_mean(monkeypatch: pytest.MonkeyPa
     with pytest.raises(Incorrect, match="all parameters are off by 0.4"):
         coarse_products.check_weights(trainer, RECIPE, expected, 0, BOUNDS["e4m3"])
     got.update({name: changed[name] for name in got if name != "gain"})
-    assert coarse_products.check_weights(trainer, RECIPE, expected, 0, BOUNDS["e4m3"]) == pytest.approx(
-        0.35, abs=0.01
-    ), "the gain's own"
+    assert coarse_products.check_weights(trainer, RECIPE, expected, 0, BOUNDS["e4m3"]) < 0.1
 
 
-@pytest.mark.parametrize(("change", "held"), [(0.6, True), (math.inf, False)])
-def test_gradients_that_are_approximated_on_their_way_hold_no_weights(change: float, held: bool) -> None:
-    program: Any = SimpleNamespace(bound=Bound(loss=0.03, gradient=change, change=change))
+@pytest.mark.parametrize(("change", "found"), [(0.6, 0.0), (math.inf, 1.0)])
+def test_gradients_that_are_approximated_on_their_way_hold_no_weights(
+    monkeypatch: pytest.MonkeyPatch, change: float, found: float
+) -> None:
+    monkeypatch.setattr(answer, "check_weights", lambda *_: 1.0)
+    monkeypatch.setattr(coarse_products, "check_weights", lambda *_: 0.0)
+    given: Any = {"expected": None, "session": SimpleNamespace(seed=0), "errors": {"change_error": 0.0}}
+    program: Any = SimpleNamespace(bound=Bound(loss=0.03, gradient=change, change=change), **given)
     trainer: Any = SimpleNamespace(products="e4m3")
     recipe: Any = SimpleNamespace(hidden=(), products="e4m3")
-    assert train.Program._in_eight_bits(program, trainer, recipe) is held
-
-
-def test_a_weight_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "initial", lambda *_: iter([("table", torch.ones(2))]))
-    trainer: Any = SimpleNamespace(weights=lambda: {"other": torch.ones(2)})
-    expected: Any = None  # it ends before
-    with pytest.raises(Incorrect, match="after the first step: there is no table"):
-        coarse_products.check_first(trainer, RECIPE, expected, 0, expected)
+    train.Program._check_weights(program, trainer, recipe)
+    assert program.errors["change_error"] == found
 
 
 def test_the_check_is_part_of_what_a_case_is() -> None:
@@ -176,5 +168,5 @@ def test_the_check_is_part_of_what_a_case_is() -> None:
         )
         return train.WORKLOAD.computes(case)
 
-    assert coarse_products.check_first in spec("e4m3")
-    assert coarse_products.check_first not in spec("dtype")
+    assert coarse_products.check_weights in spec("e4m3")
+    assert coarse_products.check_weights not in spec("dtype")
