@@ -110,7 +110,9 @@ class Row(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
     bytes: int | None = None
     flops: int | None = None
     limit: float | None = None
-    """What the device's own ceilings of the run allow, in the primary metric's unit; None where it is no time."""
+    """What the device's own ceilings of the run allow, or what its workload measured as its limit, in the primary
+    metric's unit; None where it is no time.
+    """
     fraction_of_limit: float | None = None
     above_limit: bool | None = None
     """Whether it passes its limit by more than measuring it twice would: then the limit is none."""
@@ -207,7 +209,7 @@ def rows(journal: Journal, beside: bool = True) -> tuple[Row, ...]:
     if beside:
         _compare(groups.values(), metrics)
     out = [_row(x, journal.header, ceilings, metrics[x.primary], beside) for x in found]
-    return tuple(sorted(over_links(out) if beside else out, key=_sort_key))
+    return tuple(sorted(by_own_limits(over_links(out)) if beside else out, key=_sort_key))
 
 
 LINK, BUS = "link_rate", "busbw"
@@ -235,6 +237,30 @@ def over_links(found: Sequence[Row]) -> list[Row]:
             limit=None if share is None else share * ms,
             fraction_of_limit=share,
             above_limit=None if share is None else share > ABOVE,
+        )
+
+    return [limited(x) for x in found]
+
+
+OWN_LIMITS = ("limit_fraction", "byte_fraction")
+"""The shares that workloads give of their own limits: of a model's floor, by rates measured beside its steps."""
+
+
+def by_own_limits(found: Iterable[Row]) -> list[Row]:
+    """The rows, of which those whose workload measured a limit of its own have that one: a case's bytes and
+    operations in one dtype say less of a whole step.
+    """
+
+    def limited(row: Row) -> Row:
+        own = next((row.metrics[x] for x in OWN_LIMITS if x in row.metrics), None)
+        value = row.value()
+        if own is None or value is None:
+            return row
+        return msgspec.structs.replace(
+            row,
+            limit=own.value * value,
+            fraction_of_limit=own.value,
+            above_limit=own.value > ABOVE,
         )
 
     return [limited(x) for x in found]

@@ -8,6 +8,10 @@ furthest off after three steps: the gradient's relative error at each step, each
 steps made, and that of the change, elements counting by the exact gradient, as in `train`'s check; then the
 system's change beside the emulation's. A fault of the system is what it has beside the emulation.
 
+With `--gradients` only the first step's gradients, each kind's: how far the furthest parameters are off, and the
+least and the most that any is along the answer's; then how many times as far as the kind that `train` emulates
+takes it a parameter is off that needs it (`_coarse_products`). `--layers` makes the model as deep.
+
 Above each table the change of the first step, of the parameter that is furthest off, and of three steps, of that
 and of all (`_coarse_products`); with `--faults` the same of optimizers that do something else, by exact gradients.
 """
@@ -17,16 +21,17 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 from typing import Any
 
 import torch
 from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.model import BOUNDS
 from kernelmark.suite.system import Assembly, Precision, System
 from kernelmark.suite.workloads import _expected, _fp8
-from kernelmark.suite.workloads._coarse_products import SEEN
+from kernelmark.suite.workloads._coarse_products import KIND, SEEN
 from kernelmark.suite.workloads._recipe import HYPERPARAMETERS, Recipe, recipe
 from kernelmark.suite.workloads._trainer import PartsTrainer
 from kernelmark.suite.workloads.train import WORKLOAD
@@ -60,7 +65,7 @@ class Steps:
         """Weights at the start."""
         return _expected.initial(self.r, self.seed, self.device)
 
-    def by_references(self, instead: Mapping[str, Callable[..., Any]]) -> Way:
+    def by_references(self, instead: Mapping[str, Callable[..., Any]], steps: int = _expected.STEPS) -> Way:
         """In fp32, by the operators' references but for those given."""
         r = self.r
         module = _expected.reference_module(r.chosen, r.S, self.catalog, self.device, instead)
@@ -71,7 +76,7 @@ class Steps:
         moments = {name: (torch.zeros_like(x.data), torch.zeros_like(x.data)) for name, x in own.items()}
         batches = _expected.Batches(r, self.seed, self.device)
         gradients = []
-        for step in range(_expected.STEPS):
+        for step in range(steps):
             _expected._step(module, own, batches.draw(step), r, keep=False)
             gradients.append(kept({name: x.grad for name, x in own.items()}))
             _expected._update(own, moments, step + 1, self.catalog.operator("adamw").reference)
@@ -150,6 +155,35 @@ def told(got: Tensors, wanted: Tensors, first: Tensors, initial: Tensors) -> str
     return f"{max(found.values()):.3f}, together {math.sqrt(fmean(seen)):.3f}"
 
 
+def scatter(steps: Steps, kinds: list[str]) -> Iterator[str]:
+    """Of the first gradients what each kind's rounding makes, beside what the emulated one does."""
+    wanted = steps.by_references({}, 1).gradients[0]
+    norm = {name: float(x.norm()) or 1.0 for name, x in wanted.items()}
+    ways = {
+        kind: steps.by_references({"linear": _fp8.emulated(kind, False)}, 1).gradients[0]
+        for kind in (KIND, *(x for x in kinds if x != KIND))
+    }
+    alone = {name: float((ways[KIND][name] - x).norm()) / norm[name] for name, x in wanted.items()}
+    for kind, got in ways.items():
+        off = {name: float((got[name] - x).norm()) / norm[name] for name, x in wanted.items()}
+        along = {name: float((got[name] * x).sum()) / norm[name] ** 2 for name, x in wanted.items()}
+        most = max(1.0, median(off[name] / alone[name] for name in off if alone[name]))
+        far = {name: off[name] / (most * alone[name]) for name in off if off[name] > BOUNDS["e4m3"].gradient}
+        worst = sorted(off, key=lambda name: -off[name])[:SHOWN]
+        yield f"  {kind:<16} " + ", ".join(f"{name} {off[name]:.3f}" for name in worst)
+        beyond = (
+            f"; {len(far)} of {len(off)} over the bound: of {KIND} most {most:.2f} times, beside that one "
+            f"{max(far.values(), default=0.0):.2f} at most"
+        )
+        middle, least, furthest = root(off.values()), min(along.values()), max(along.values())
+        yield f"    root mean square {middle:.3f}; along {least:.3f} to {furthest:.3f}{beyond if far else ''}"
+
+
+def root(errors: Iterable[float]) -> float:
+    """Of the mean of their squares."""
+    return math.sqrt(fmean(x * x for x in errors))
+
+
 FAULTS: Mapping[str, Mapping[str, float]] = {
     "one and a half times the rate": {"lr": 1.5 * HYPERPARAMETERS["lr"]},
     "no first moment": {"beta1": 0.0},
@@ -196,13 +230,23 @@ def main() -> int:
     parser.add_argument("--precision", choices=KINDS, action="append")
     parser.add_argument("--base", help="a system's parts, beside the emulation")
     parser.add_argument("--faults", action="store_true", help="what optimizers with a fault do too")
+    parser.add_argument("--gradients", action="store_true", help="the first step's gradients alone")
+    parser.add_argument("--layers", type=int, help="as many in place of the model's")
     asked = parser.parse_args()
     catalog, device = Catalog.default(), torch.device(asked.device)
     torch.set_float32_matmul_precision("highest")
     axes, products = {"B": asked.B, "S": asked.S, "A": 1}, "e4m3"
     case = WORKLOAD.case(axes, "bf16", "program", model=asked.model, state=asked.state, products=products)
     for seed in asked.seed or [1]:
-        steps = Steps(recipe(case, catalog.models), seed, device, catalog)
+        r = recipe(case, catalog.models)
+        if asked.layers:
+            deep = replace(r.chosen.configuration, layers=asked.layers)
+            r = replace(r, chosen=replace(r.chosen, configuration=deep))
+        steps = Steps(r, seed, device, catalog)
+        if asked.gradients:
+            print(f"{case.full_name}, {r.chosen.configuration.layers} layers, seed {seed}")
+            print(*scatter(steps, asked.precision or KINDS), sep="\n", flush=True)
+            continue
         initial = kept(dict(steps.initial()))
         wanted = steps.by_references({})
         first, adamw = wanted.gradients[0], catalog.operator("adamw").reference

@@ -26,6 +26,7 @@ from kernelmark.registry.analysis.rows import (
     spent,
     summarize,
 )
+from kernelmark.registry.store.metric import Metric
 from kernelmark.registry.store.record import Case, Ceiling, Key, Telemetry
 from kernelmark.registry.views import summary
 
@@ -247,6 +248,19 @@ def test_rates_follow_from_bytes_operations_and_tokens(literal: Any) -> None:
     assert row.value("tokens") == pytest.approx(4000.0)
     assert row.limit == pytest.approx(1.5)
     assert row.fraction_of_limit == pytest.approx(0.75)
+
+
+def test_a_workload_s_own_limit_goes_before_the_device_s(literal: Any) -> None:
+    case = literal.case(bytes=3_000_000)
+    lines = [copy(3_000_000, 1.5), literal.record(samples=2.0, case=case, beside={"limit_fraction": 0.9})]
+    (row,) = rows(
+        literal.journal(
+            *lines, metrics=(*literal.header().metrics, Metric("limit_fraction", "1", about="Of the limit."))
+        )
+    )
+    assert row.limit == pytest.approx(1.8)
+    assert row.fraction_of_limit == pytest.approx(0.9)
+    assert row.above_limit is False
 
 
 def test_unknown_values_are_none_and_never_zero(literal: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from kernelmark.suite.system import System
 from kernelmark.suite.workloads import _coarse_products as coarse_products
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
+from kernelmark.suite.workloads._fp8 import emulated
 from kernelmark.suite.workloads._recipe import HYPERPARAMETERS
 from kernelmark.suite.workloads._trainer import PartsTrainer
 
@@ -108,6 +110,92 @@ def test_what_is_wrong_with_their_optimizer_is_found(here: Any, kind: type[Parts
         here.measure(here.trainer(kind, ROWS))
 
 
+def step_of(errors: dict[str, tuple[float, float]], scatter: dict[str, float]) -> float:
+    """The check of gradients that are so far off across the answer's and along it, with what rounding makes."""
+    wanted = {name: torch.tensor([1.0, 0.0]) for name in errors}
+    got = {name: torch.tensor([1.0 + along, across]) for name, (across, along) in errors.items()}
+    expected = answer.Step(1.0, 1.0, wanted, 0.5)
+    trainer: Any = SimpleNamespace(gradients=lambda: got)
+    return coarse_products.check_step("a step", trainer, 1.0, expected, BOUNDS["e4m3"], scatter)
+
+
+CALM = {f"w{i}": (0.2, 0.0) for i in range(9)}
+ALONE = dict.fromkeys(CALM, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("key", "alone", "said"),
+    [
+        ((0.55, 0.0), 0.30, ""),
+        ((0.55, 0.0), 0.25, "the gradient of key is off by 0.55 of its norm, allowed 0.5"),
+        ((0.75, -0.2), 0.39, ""),
+        ((0.81, 0.0), 0.60, "the gradient of key is off by 0.81 of its norm, allowed 0.8"),
+        ((0.50, -0.45), 0.60, "along the model's, the gradient of key is 0.55 times it, allowed 0.6 to 1.4"),
+        ((0.30, 0.45), 0.60, "along the model's, the gradient of key is 1.45 times it"),
+        ((0.00, -1.0), 0.60, "the gradient of key is off by 1 of its norm, allowed 0.8"),
+        ((math.nan, 0.0), 0.60, "the gradient of key is not finite"),
+    ],
+)
+def test_a_gradient_is_off_as_much_as_rounding_alone_makes_it_and_not_along_the_answer(
+    key: tuple[float, float], alone: float, said: str
+) -> None:
+    given = {**CALM, "key": key}, {**ALONE, "key": alone}
+    if not said:
+        assert step_of(*given) == pytest.approx(math.hypot(*key))
+        return
+    with pytest.raises(Incorrect, match=said):
+        step_of(*given)
+
+
+def test_where_all_gradients_are_further_off_each_may_be() -> None:
+    further = dict.fromkeys(CALM, (0.35, 0.0))
+    assert step_of({**further, "key": (0.6, 0.0)}, {**ALONE, "key": 0.25}) == pytest.approx(0.6)
+    with pytest.raises(Incorrect, match="key is off by 0.6 of its norm, allowed 0.5"):
+        step_of({**CALM, "key": (0.6, 0.0)}, {**ALONE, "key": 0.25})
+
+
+def test_without_an_emulation_the_bound_is_the_model_s() -> None:
+    assert step_of({"key": (0.39, 0.0)}, {}) == pytest.approx(0.39)
+    with pytest.raises(Incorrect, match="off by 0.41 of its norm, allowed 0.4; rounding alone makes 0"):
+        step_of({"key": (0.41, 0.0)}, {})
+
+
+def deep(r: Any) -> Any:
+    """The same with sixteen layers."""
+    configuration = replace(r.chosen.configuration, layers=16)
+    return replace(r, chosen=replace(r.chosen, configuration=configuration))
+
+
+def test_rounding_alone_is_what_an_emulated_system_makes(here: Any, catalog: Any) -> None:
+    """A system in fp32 whose products are rounded so is off by that, and nothing else."""
+    r, seed, cpu = deep(train.read(here.case)), here.session.seed, torch.device("cpu")
+    first = answer.compute(r, catalog, seed, cpu).first
+    scatter = coarse_products.scattered(r, catalog, seed, cpu, first)
+    assert scatter.keys() == first.gradients.keys()
+    module = answer.reference_module(r.chosen, r.S, catalog, cpu, {"linear": emulated("1x128", False)})
+    own = dict(module.named_parameters())
+    for name, values in answer.initial(r, seed, cpu):
+        own[name].data.copy_(values)
+    (tokens,), (targets,) = answer.Batches(r, seed, cpu).draw(0)
+    module(tokens, targets).backward()
+    for name, x in own.items():
+        wanted = first.gradients[name].float()
+        assert scatter[name] == pytest.approx(float((x.grad - wanted).norm() / wanted.norm()), rel=1e-3)
+    assert max(scatter.values()) > 0.2
+
+
+def test_exact_products_scatter_nothing(here: Any, catalog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coarse_products, "emulated", lambda *_, **__: torch.nn.functional.linear)
+    r, cpu = train.read(here.case), torch.device("cpu")
+    found = coarse_products.scattered(r, catalog, here.session.seed, cpu, here.prepared.expected.first)
+    assert max(found.values()) < 0.01  # the answer is kept in bf16
+
+
+def test_only_products_in_eight_bits_have_an_emulation(here: Any, bench: Any) -> None:
+    assert here.prepared.scattered
+    assert not bench("llama-tiny", dtype="bf16", state="master32").prepared.scattered
+
+
 def after(errors: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> float:
     """The check of parameters whose changes are so far off; nothing is rounded away."""
     before = torch.zeros(2)
@@ -168,5 +256,6 @@ def test_the_check_is_part_of_what_a_case_is() -> None:
         )
         return train.WORKLOAD.computes(case)
 
-    assert coarse_products.check_weights in spec("e4m3")
-    assert coarse_products.check_weights not in spec("dtype")
+    for check in (coarse_products.check_weights, coarse_products.check_step, coarse_products.scattered):
+        assert check in spec("e4m3")
+        assert check not in spec("dtype")
