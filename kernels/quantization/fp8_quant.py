@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+from collections.abc import Callable
+from typing import Any, Literal, overload
 
 import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, cdiv, check, choice, needs_e4m3, on, operator, power_of_2, rows, sigmoid
+from .._common import INTERPRETED, cdiv, check, choice, in_rows, needs_e4m3, operator, power_of_2, rows, sigmoid
+from .._launch import Launch, prepared, room
 
 GROUP = 128
 """Columns that share a scale with granularity "block", rows with "column", both with "tile"."""
@@ -17,6 +19,8 @@ GROUP = 128
 GRANULARITIES = ("row", "block", "tile", "column", "both", "tile_both")
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+LAYOUTS = ("rows", "matmul")
 
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 
@@ -44,6 +48,7 @@ H200; at 128 MiB saying so costs as much.
 
 
 Two = tuple[torch.Tensor, torch.Tensor]
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -84,20 +89,32 @@ def fp8_quant(x: torch.Tensor, granularity: str = "row", format: str = "e4m3", l
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device, granularity, format or
     layout; the message names the argument.
     """
-    check("x", x)
-    if x.dim() == 0:
-        raise ValueError("x has shape (), expected at least one dimension")
-    choice("granularity", granularity, GRANULARITIES)
-    choice("format", format, tuple(FORMATS))
-    choice("layout", layout, ("rows", "matmul"))
-    if granularity == "both":
+    if granularity == "both" and layout in LAYOUTS:
         four: Four = _fp8_quant_both(x, format)
         return four
     if granularity == "tile_both":
         q, scale, turned = _fp8_quant_tile_both(x, format, layout)
         return q, scale, turned, scale.t()
+    # "both" with a wrong layout comes here too: its operator takes none, this one's check says what is wrong.
     two: Two = _fp8_quant(x, granularity, format, layout)
     return two
+
+
+def _check(x: torch.Tensor, granularity: str, format: str, layout: str) -> None:
+    check("x", x)
+    if x.dim() == 0:
+        raise ValueError("x has shape (), expected at least one dimension")
+    choice("granularity", granularity, GRANULARITIES)
+    choice("format", format, tuple(FORMATS))
+    choice("layout", layout, LAYOUTS)
+
+
+def _check_both(x: torch.Tensor, format: str) -> None:
+    _check(x, "both", format, "rows")
+
+
+def _check_tile_both(x: torch.Tensor, format: str, layout: str) -> None:
+    _check(x, "tile_both", format, layout)
 
 
 @triton.jit
@@ -235,19 +252,19 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     scales,
     turned,
     turned_scales,
+    other,
+    rstds,
     M,
     N,
     stride,
     LARGEST: tl.constexpr,
     GROUP: tl.constexpr,
     HINT: tl.constexpr,
-    other=None,
-    rstds=None,
 ):
     """GROUP rows of GROUP columns a program: `_block` with scales column by column, and `_column`, of one read.
 
-    With `other` of what is computed of x first: with `rstds` the norm x · rstd · other, other a weight of columns;
-    without it silu(x) · other, which lies as x does.
+    With `other`, if it is not None, of what is computed of x first: with `rstds`, if they are not None, the norm
+    x · rstd · other, other a weight of columns; without them silu(x) · other, which lies as x does.
     """
     across = tl.cdiv(N, GROUP)
     group = (tl.program_id(0) // across).to(tl.int64)
@@ -294,110 +311,155 @@ def _empty(x: torch.Tensor, granularity: str, format: str, layout: str) -> Two:
     return q, torch.empty(across, *rest, dtype=torch.float32, device=x.device).movedim(0, -1)
 
 
+def _of_nothing(found: Any, format: str) -> Any:
+    """Results that `_empty…` gave for a tensor without elements: scales are as those of zeros."""
+    for result in found:
+        if result.dtype == torch.float32:
+            result.fill_(1e-30 / LARGEST[format])
+    return found
+
+
+def _room(like: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Takes memory that lies as what `_empty…` gave."""
+    if like.dim() == 2 and like.stride(1) == 1 and like.stride(0) > like.shape[1]:
+        # Rows padded to four scales. Memory of these strides alone would end with the last row's own scales, and
+        # who reads four at a time reads its padding too.
+        height, across = like.shape
+        padded = room((height, like.stride(0)), like.dtype, like.device)
+        return lambda: padded().narrow(1, 0, across)
+    return room(like.shape, like.dtype, like.device, like.stride())
+
+
 def _hint(x: torch.Tensor) -> str:
     """What is said of caching x and what is made of it."""
     return "evict_first" if x.numel() * x.element_size() <= CACHED else ""
 
 
-def _launch(
-    x: torch.Tensor,
-    granularity: str,
-    format: str,
-    layout: str,
-    groups: int = BLOCK_GROUPS,
-    warps: int = BLOCK_WARPS,
-    hint: str | None = None,
-    height: int = BLOCK_ROWS,
-) -> Two:
-    q, scale = _empty(x, granularity, format, layout)
+def _of_rows(flat: torch.Tensor, format: str) -> Launch:
+    """A scale for each of the rows (M, N)."""
+    M, N = flat.shape
+    if (block := power_of_2(N)) > LIMIT:
+        return Launch(
+            _long_row,
+            (M,),
+            M,
+            N,
+            flat.stride(0),
+            LARGEST=LARGEST[format],
+            ROWS=1,
+            BLOCK=PIECE,
+            num_warps=16,
+        )
+    tall = power_of_2(max(1, min(4096 // block, M)))
+    return Launch(
+        _row,
+        (cdiv(M, tall),),
+        M,
+        N,
+        flat.stride(0),
+        LARGEST=LARGEST[format],
+        ROWS=tall,
+        BLOCK=block,
+        num_warps=min(max(tall * block // 1024, 4), 32),
+    )
+
+
+def _of_blocks(flat: torch.Tensor, format: str, layout: str) -> Launch:
+    """A scale for each GROUP columns of each row."""
+    (M, N), stride = flat.shape, flat.stride(0)
+    across = cdiv(N, GROUP)
+    if layout == "rows":
+        height, row_step, group_step = 1, across, 1
+        if N % GROUP == 0 and flat.is_contiguous():
+            # Groups do not know rows: one row, and no programs that end with it.
+            M, N, across, stride = 1, M * N, M * across, M * N
+    else:
+        height, row_step, group_step = BLOCK_ROWS, 1, M
+    wide = BLOCK_GROUPS // height
+    blocks = cdiv(across, wide)
+    return Launch(
+        _block,
+        (cdiv(M, height) * blocks,),
+        M,
+        N,
+        across,
+        blocks,
+        stride,
+        row_step,
+        group_step,
+        LARGEST=LARGEST[format],
+        ROWS=height,
+        GROUPS=wide,
+        GROUP=GROUP,
+        HINT=_hint(flat),
+        num_warps=BLOCK_WARPS,
+    )
+
+
+def _of_columns(flat: torch.Tensor, format: str) -> Launch:
+    """A scale for each GROUP rows of each column, and the transpose of the values."""
+    M, N = flat.shape
+    return Launch(
+        _column,
+        (cdiv(M, GROUP) * cdiv(N, COLUMNS),),
+        M,
+        N,
+        flat.stride(0),
+        LARGEST=LARGEST[format],
+        COLUMNS=COLUMNS,
+        GROUP=GROUP,
+        HINT=_hint(flat),
+        num_warps=COLUMN_WARPS,
+    )
+
+
+def _of_tiles(flat: torch.Tensor, scale: torch.Tensor, format: str, *absent: None) -> Launch:
+    """A scale for each square of GROUP rows and columns. `absent` is None where the transpose is not wanted."""
+    return Launch(
+        _tile,
+        (scale.numel(),),
+        *absent,
+        *flat.shape,
+        flat.stride(0),
+        scale.stride(0),
+        LARGEST=LARGEST[format],
+        GROUP=GROUP,
+        HINT=_hint(flat),
+        num_warps=TILE_WARPS,
+    )
+
+
+def _prepare(x: torch.Tensor, granularity: str, format: str, layout: str) -> Callable[..., Two]:
     if x.numel() == 0:
-        return q, scale.fill_(1e-30 / LARGEST[format])
+        return lambda *arguments: _of_nothing(_empty(*arguments), format)
     if format == "e4m3":
         needs_e4m3("fp8_quant to E4M3", x)
+    q, scale = _empty(x, granularity, format, layout)
     flat = rows(x)
-    M, N = flat.shape
-    largest = LARGEST[format]
-    if hint is None:
-        hint = _hint(x)
-    with on(x):
-        if granularity == "block":
-            across = cdiv(N, GROUP)
-            row_step, group_step = (across, 1) if layout == "rows" else (1, M)
-            if layout == "rows":
-                height = 1
-                if N % GROUP == 0 and flat.is_contiguous():
-                    # Groups do not know rows: one row, and no programs that end with it.
-                    flat, M, N, across = flat.view(1, -1), 1, M * N, M * across
-            wide = groups // height
-            blocks = cdiv(across, wide)
-            _block[(cdiv(M, height) * blocks,)](
-                flat,
-                q,
-                scale,
-                M,
-                N,
-                across,
-                blocks,
-                flat.stride(0),
-                row_step,
-                group_step,
-                LARGEST=largest,
-                ROWS=height,
-                GROUPS=wide,
-                GROUP=GROUP,
-                HINT=hint,
-                num_warps=warps,
-            )
-        elif granularity == "column":
-            _column[(cdiv(M, GROUP) * cdiv(N, COLUMNS),)](
-                flat,
-                q,
-                scale,
-                M,
-                N,
-                flat.stride(0),
-                LARGEST=largest,
-                COLUMNS=COLUMNS,
-                GROUP=GROUP,
-                HINT=hint,
-                num_warps=COLUMN_WARPS,
-            )
-        elif granularity == "tile":
-            _tile[(scale.numel(),)](
-                flat,
-                q,
-                scale,
-                None,
-                M,
-                N,
-                flat.stride(0),
-                scale.stride(0),
-                LARGEST=largest,
-                GROUP=GROUP,
-                HINT=hint,
-                num_warps=TILE_WARPS,
-            )
-        elif (block := power_of_2(N)) <= LIMIT:
-            tall = power_of_2(max(1, min(4096 // block, M)))
-            _row[(cdiv(M, tall),)](
-                flat,
-                q,
-                scale,
-                M,
-                N,
-                flat.stride(0),
-                largest,
-                ROWS=tall,
-                BLOCK=block,
-                num_warps=min(max(tall * block // 1024, 4), 32),
-            )
-        else:
-            _long_row[(M,)](flat, q, scale, M, N, flat.stride(0), largest, ROWS=1, BLOCK=PIECE, num_warps=16)
-    return q, scale
+    if granularity == "block":
+        launch = _of_blocks(flat, format, layout)
+    elif granularity == "column":
+        launch = _of_columns(flat, format)
+    elif granularity == "tile":
+        launch = _of_tiles(flat, scale, format, None)
+    else:
+        launch = _of_rows(flat, format)
+    of_q, of_scale = _room(q), _room(scale)
+    device, copied = x.device, not in_rows(x)
+
+    def run(x: torch.Tensor, *_: str) -> Two:
+        found = q, scale = of_q(), of_scale()
+        launch(device, rows(x) if copied else x, q, scale)
+        return found
+
+    return run
 
 
 _fp8_quant = operator(
-    "fp8_quant(Tensor x, str granularity, str format, str layout) -> (Tensor, Tensor)", _launch, _empty
+    "fp8_quant(Tensor x, str granularity, str format, str layout) -> (Tensor, Tensor)",
+    prepared(_prepare, _check),
+    _empty,
+    check=_check,
 )
 
 
@@ -406,37 +468,49 @@ def _empty_both(x: torch.Tensor, format: str) -> Four:
     return *_empty(x, "block", format, "matmul"), *_empty(x, "column", format, "matmul")
 
 
-def _launch_both(
-    x: torch.Tensor, format: str, other: torch.Tensor | None = None, rstd: torch.Tensor | None = None
-) -> Four:
-    found = _empty_both(x, format)
+def _planned_both(x: torch.Tensor, format: str, *absent: None) -> Callable[..., Four]:
+    """`_both` for tensors like x: a function of x, which lies in rows by then, and of `other` and `rstds`.
+    `absent` has None for each of these two that is not given, the last first.
+    """
     if x.numel() == 0:
-        for scale in found[1::2]:
-            scale.fill_(1e-30 / LARGEST[format])
-        return found
+        return lambda x, *_: _of_nothing(_empty_both(x, format), format)
     if format == "e4m3":
         needs_e4m3("fp8_quant to E4M3", x)
     flat = rows(x)
     M, N = flat.shape
-    with on(x):
-        _both[(cdiv(M, GROUP) * cdiv(N, GROUP),)](
-            flat,
-            *found,
-            M,
-            N,
-            flat.stride(0),
-            LARGEST=LARGEST[format],
-            GROUP=GROUP,
-            HINT=_hint(x),
-            other=other,
-            rstds=rstd,
-            num_warps=BOTH_WARPS,
-        )
-    return found
+    launch = Launch(
+        _both,
+        (cdiv(M, GROUP) * cdiv(N, GROUP),),
+        *absent,
+        M,
+        N,
+        flat.stride(0),
+        LARGEST=LARGEST[format],
+        GROUP=GROUP,
+        HINT=_hint(x),
+        num_warps=BOTH_WARPS,
+    )
+    of_q, of_scale, of_turned, of_turned_scale = map(_room, _empty_both(x, format))
+    device = x.device
+
+    def run(x: torch.Tensor, *others: torch.Tensor) -> Four:
+        found = of_q(), of_scale(), of_turned(), of_turned_scale()
+        launch(device, x, *found, *others)
+        return found
+
+    return run
+
+
+def _prepare_both(x: torch.Tensor, format: str) -> Callable[..., Four]:
+    run, copied = _planned_both(x, format, None, None), not in_rows(x)
+    return lambda x, format: run(rows(x) if copied else x)
 
 
 _fp8_quant_both = operator(
-    "fp8_quant_both(Tensor x, str format) -> (Tensor, Tensor, Tensor, Tensor)", _launch_both, _empty_both
+    "fp8_quant_both(Tensor x, str format) -> (Tensor, Tensor, Tensor, Tensor)",
+    prepared(_prepare_both, _check_both),
+    _empty_both,
+    check=_check_both,
 )
 
 
@@ -444,81 +518,93 @@ def norm_both(h: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor) -> Four
     """`fp8_quant(h · rstd · weight, "both")` of what is in memory nowhere else: an RMS norm of h (M, K) in bf16,
     fp16 or fp32, by rstd (M,) in fp32 and weight (K,).
     """
-    check("h", h, dim=2)
-    check("rstd", rstd, shape=h.shape[:1], like=h, dtypes=(torch.float32,))
-    check("weight", weight, shape=h.shape[1:], like=h)
     four: Four = _norm_both(h, rstd, weight)
     return four
 
 
 def swiglu_both(gate: torch.Tensor, up: torch.Tensor) -> Four:
     """`fp8_quant(silu(gate) · up, "both")` of what is in memory nowhere else. gate and up (M, N) of one dtype."""
-    check("gate", gate, dim=2)
-    check("up", up, shape=gate.shape, like=gate, dtypes=(gate.dtype,))
     four: Four = _swiglu_both(gate, up)
     return four
 
 
-def _launch_norm_both(h: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor) -> Four:
-    return _launch_both(h, "e4m3", weight.contiguous(), rstd.contiguous())
+def _check_norm_both(h: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor) -> None:
+    check("h", h, dim=2)
+    check("rstd", rstd, shape=h.shape[:1], like=h, dtypes=(torch.float32,))
+    check("weight", weight, shape=h.shape[1:], like=h)
 
 
-def _launch_swiglu_both(gate: torch.Tensor, up: torch.Tensor) -> Four:
-    if gate.stride(1) != 1 or gate.stride() != up.stride():  # which lie alike
-        gate, up = gate.contiguous(), up.contiguous()
-    return _launch_both(gate, "e4m3", up)
+def _check_swiglu_both(gate: torch.Tensor, up: torch.Tensor) -> None:
+    check("gate", gate, dim=2)
+    check("up", up, shape=gate.shape, like=gate, dtypes=(gate.dtype,))
+
+
+def _prepare_norm_both(h: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor) -> Callable[..., Four]:
+    planned = _planned_both(h, "e4m3")
+    copied = h.numel() > 0 and not (in_rows(h) and rstd.is_contiguous() and weight.is_contiguous())
+
+    def run(h: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor) -> Four:
+        if copied:
+            h, rstd, weight = rows(h), rstd.contiguous(), weight.contiguous()
+        return planned(h, weight, rstd)
+
+    return run
+
+
+def _prepare_swiglu_both(gate: torch.Tensor, up: torch.Tensor) -> Callable[..., Four]:
+    copied = gate.stride(1) != 1 or gate.stride() != up.stride()  # which lie alike
+    planned = _planned_both(gate.contiguous() if copied else gate, "e4m3", None)
+
+    def run(gate: torch.Tensor, up: torch.Tensor) -> Four:
+        if copied:
+            gate, up = gate.contiguous(), up.contiguous()
+        return planned(gate, up)
+
+    return run
 
 
 _norm_both = operator(
     "norm_both(Tensor h, Tensor rstd, Tensor weight) -> (Tensor, Tensor, Tensor, Tensor)",
-    _launch_norm_both,
+    prepared(_prepare_norm_both, _check_norm_both),
     lambda h, rstd, weight: _empty_both(h, "e4m3"),
+    check=_check_norm_both,
 )
 _swiglu_both = operator(
     "swiglu_both(Tensor gate, Tensor up) -> (Tensor, Tensor, Tensor, Tensor)",
-    _launch_swiglu_both,
+    prepared(_prepare_swiglu_both, _check_swiglu_both),
     lambda gate, up: _empty_both(gate, "e4m3"),
+    check=_check_swiglu_both,
 )
 
 
-def _empty_tile_both(x: torch.Tensor, format: str, layout: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _empty_tile_both(x: torch.Tensor, format: str, layout: str) -> Three:
     """Memory for values and scales of tiles, and for the transpose's values."""
     *rest, N = x.shape
     turned = torch.empty(N, math.prod(rest), dtype=FORMATS[format], device=x.device)
     return *_empty(x, "tile", format, layout), turned
 
 
-def _launch_tile_both(
-    x: torch.Tensor, format: str, layout: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    q, scale, turned = found = _empty_tile_both(x, format, layout)
+def _prepare_tile_both(x: torch.Tensor, format: str, layout: str) -> Callable[..., Three]:
     if x.numel() == 0:
-        scale.fill_(1e-30 / LARGEST[format])
-        return found
+        return lambda *arguments: _of_nothing(_empty_tile_both(*arguments), format)
     if format == "e4m3":
         needs_e4m3("fp8_quant to E4M3", x)
-    flat = rows(x)
-    M, N = flat.shape
-    with on(x):
-        _tile[(scale.numel(),)](
-            flat,
-            q,
-            scale,
-            turned,
-            M,
-            N,
-            flat.stride(0),
-            scale.stride(0),
-            LARGEST=LARGEST[format],
-            GROUP=GROUP,
-            HINT=_hint(x),
-            num_warps=TILE_WARPS,
-        )
-    return found
+    q, scale, turned = _empty_tile_both(x, format, layout)
+    launch = _of_tiles(rows(x), scale, format)
+    of_q, of_scale, of_turned = _room(q), _room(scale), _room(turned)
+    device, copied = x.device, not in_rows(x)
+
+    def run(x: torch.Tensor, *_: str) -> Three:
+        found = of_q(), of_scale(), of_turned()
+        launch(device, rows(x) if copied else x, *found)
+        return found
+
+    return run
 
 
 _fp8_quant_tile_both = operator(
     "fp8_quant_tile_both(Tensor x, str format, str layout) -> (Tensor, Tensor, Tensor)",
-    _launch_tile_both,
+    prepared(_prepare_tile_both, _check_tile_both),
     _empty_tile_both,
+    check=_check_tile_both,
 )

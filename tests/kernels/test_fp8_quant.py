@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from kernelmark.kernels.quantization.fp8_quant import FORMATS, LARGEST, fp8_quant, norm_both, swiglu_both
+from kernelmark.kernels._launch import forget, prepared
+from kernelmark.kernels.quantization.fp8_quant import (
+    FORMATS,
+    GRANULARITIES,
+    LARGEST,
+    LAYOUTS,
+    fp8_quant,
+    norm_both,
+    swiglu_both,
+)
 
 ALL = pytest.mark.parametrize(
     ("granularity", "format"), [(g, f) for g in ("row", "block", "tile", "column") for f in ("e4m3", "e5m2")]
@@ -164,6 +173,12 @@ def test_more_dimensions():
             (torch.ones(3), "row", "e4m3", "columns"),
         ),
         (ValueError, "format is 'fp8', expected 'e4m3' or 'e5m2'", (torch.ones(3), "row", "fp8")),
+        # Of operators of their own, one of which takes no layout.
+        (TypeError, "x must be a tensor, not int", (1, "both", "e4m3", "columns")),
+        (ValueError, r"x has shape \(\)", (torch.tensor(1.0), "tile_both")),
+        (ValueError, "format is 'fp8', expected 'e4m3' or 'e5m2'", (torch.ones(3), "both", "fp8", "columns")),
+        (ValueError, "layout is 'columns', expected", (torch.ones(3), "both", "e4m3", "columns")),
+        (ValueError, "layout is 'columns', expected", (torch.ones(3), "tile_both", "e4m3", "columns")),
     ],
 )
 def test_wrong_arguments(error, message, arguments):
@@ -171,15 +186,93 @@ def test_wrong_arguments(error, message, arguments):
         fp8_quant(*arguments)
 
 
-def test_registration():
-    for layout in ("rows", "matmul"):
+@pytest.mark.parametrize(
+    ("call", "arguments", "error", "message"),
+    [
+        (norm_both, (torch.ones(3), torch.ones(3), torch.ones(3)), ValueError, "h has shape .*, expected 2"),
+        (norm_both, (torch.ones(2, 3), torch.ones(3), torch.ones(3)), ValueError, "rstd has shape"),
+        (norm_both, (torch.ones(2, 3), torch.ones(2).half(), torch.ones(3)), TypeError, "rstd has dtype"),
+        (norm_both, (torch.ones(2, 3), torch.ones(2), torch.ones(2)), ValueError, "weight has shape"),
+        (swiglu_both, (torch.ones(3), torch.ones(3)), ValueError, "gate has shape .*, expected 2"),
+        (swiglu_both, (torch.ones(2, 3), torch.ones(3, 2)), ValueError, "up has shape"),
+        (swiglu_both, (torch.ones(2, 3), torch.ones(2, 3).half()), TypeError, "up has dtype"),
+    ],
+)
+def test_wrong_arguments_of_what_is_computed_first(call, arguments, error, message):
+    with pytest.raises(error, match=message):
+        call(*arguments)
+
+
+@pytest.mark.parametrize("x", [torch.randn(3, 200), torch.randn(2, 3, 140).transpose(0, 1), torch.randn(0, 130)])
+def test_registration(x):
+    of = torch.ops.kernelmark
+    for layout in LAYOUTS:
         for granularity in ("row", "block", "tile", "column"):
-            arguments = (torch.randn(3, 200), granularity, "e5m2", layout)
-            torch.library.opcheck(torch.ops.kernelmark.fp8_quant.default, arguments)
-        torch.library.opcheck(
-            torch.ops.kernelmark.fp8_quant_tile_both.default, (torch.randn(3, 200), "e5m2", layout)
-        )
-    torch.library.opcheck(torch.ops.kernelmark.fp8_quant_both.default, (torch.randn(3, 200), "e5m2"))
+            torch.library.opcheck(of.fp8_quant.default, (x, granularity, "e5m2", layout))
+        torch.library.opcheck(of.fp8_quant_tile_both.default, (x, "e5m2", layout))
+    torch.library.opcheck(of.fp8_quant_both.default, (x, "e5m2"))
+    if x.dim() == 2:
+        torch.library.opcheck(of.norm_both.default, (x, torch.rand(x.shape[0]), torch.rand(x.shape[1])))
+        torch.library.opcheck(of.swiglu_both.default, (x, x.clone()))
+
+
+CALLS = {
+    **{
+        f"{granularity} {layout}": lambda x, g=granularity, y=layout: fp8_quant(x, g, layout=y)
+        for granularity in GRANULARITIES
+        for layout in LAYOUTS
+    },
+    "norm": lambda x: norm_both(x, x.abs().amax(1), x.abs().amax(0)),
+    "swiglu": lambda x: swiglu_both(x, x.flip(0)),
+}
+
+
+@pytest.fixture
+def preparations(monkeypatch):
+    """What is prepared for from here on."""
+    seen, first = [], prepared._first
+
+    def noted(self, alike, arguments):
+        seen.append(alike)
+        return first(self, alike, arguments)
+
+    forget()
+    monkeypatch.setattr(prepared, "_first", noted)
+    return seen
+
+
+def same(found, wanted):
+    return all(
+        (a.shape, a.stride()) == (b.shape, b.stride()) and torch.equal(a.float(), b.float())
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_call_is_prepared_once(call, preparations):
+    """For tensors that are alike; for others between them anew, and neither's sizes are the other's."""
+    memory = torch.randn(3, 2, 20, 300)
+
+    def given(i):
+        """As it lies, less of it, what is copied as its columns are far apart, and rows of a wider one."""
+        a, b = memory[i]
+        return a, a[:6, :128].contiguous(), b.t(), b[:, 4:140]
+
+    once = [[call(x) for x in given(i)] for i in range(3)]
+    assert len(preparations) == 4
+    for i in range(3):
+        for found, x in zip(once[i], given(i), strict=True):
+            forget()
+            assert same(found, call(x))
+    assert not any(same(*pair) for pair in zip(once[0], once[1], strict=True))
+
+
+def test_padding_of_the_matmuls_tiles_is_there():
+    """Behind the last row too: who reads four scales at a time reads what is theirs."""
+    for granularity in ("tile", "tile_both"):
+        scale = fp8_quant(torch.randn(130, 300), granularity, layout="matmul")[1]
+        assert (scale.shape, scale.stride()) == ((2, 3), (4, 1))
+        assert scale.untyped_storage().nbytes() >= 2 * 4 * 4
 
 
 def dequantized(q, scale, turned, turned_scale):
