@@ -13,7 +13,8 @@ least and the most that any is along the answer's; then how many times as far as
 takes it a parameter is off that needs it (`_coarse_products`). `--layers` makes the model as deep.
 
 Above each table the change of the first step, of the parameter that is furthest off, and of three steps, of that
-and of all (`_coarse_products`); with `--faults` the same of optimizers that do something else, by exact gradients.
+and of all, and how long changes are along the answer's (`_coarse_products`); with `--faults` the same of
+optimizers that do something else, by exact gradients.
 """
 
 from __future__ import annotations
@@ -143,16 +144,20 @@ def summed(got: Way, wanted: Way, first: Tensors, initial: Tensors, adamw: Calla
 
 
 def told(got: Tensors, wanted: Tensors, first: Tensors, initial: Tensors) -> str:
-    """The change that is furthest off, and the root of the mean of the squares of those that weights in bf16 show
-    (`_coarse_products`).
+    """The change that is furthest off, and of those that weights in bf16 show (`_coarse_products`) the root of the
+    mean of the squares, and how long they are along the answer's: the least, the most and on average.
     """
     found = changes(got, wanted, first, initial)
-    seen = []
+    seen, along = [], []
     for name, share in first.items():
+        way = (wanted[name] - initial[name]) * share.abs()
         stored = SEEN * _expected.ROUNDING["bf16"] * (wanted[name] * share).norm()
-        if stored < ((wanted[name] - initial[name]) * share).norm():
-            seen.append(found[name] ** 2)
-    return f"{max(found.values()):.3f}, together {math.sqrt(fmean(seen)):.3f}"
+        if stored < way.norm():
+            seen.append(found[name])
+            length = ((got[name] - initial[name]) * share.abs() * way).sum() / way.square().sum()
+            along.append(float(length))
+    lengths = f"along {min(along):.3f} to {max(along):.3f}, on average {fmean(along):.3f}"
+    return f"{max(found.values()):.3f}, together {root(seen):.3f}, {lengths}"
 
 
 def scatter(steps: Steps, kinds: list[str]) -> Iterator[str]:

@@ -141,7 +141,9 @@ def test_how_far_all_parameters_are_together(program):
     start = {"v": torch.ones(1), "w": torch.ones(2), "gain": torch.ones(3)}
     right = {"v": start["v"] + 2, "w": start["w"] + 2, "gain": start["gain"] + 1e-3}
     off = {"v": right["v"] + 1.0, "w": right["w"] - 0.2, "gain": right["gain"] + 8e-4}
-    assert rounding.told(off, right, given, start) == "0.800, together 0.361"
+    assert rounding.told(off, right, given, start) == (
+        "0.800, together 0.361, along 0.900 to 1.500, on average 1.200"
+    )
 
 
 def test_rounding_by_itself_changes_what_a_model_learns(program, monkeypatch, capsys):
@@ -150,6 +152,9 @@ def test_rounding_by_itself_changes_what_a_model_learns(program, monkeypatch, ca
     assert program("rounding").main() == 0
     said = capsys.readouterr().out
     assert said.count("emulated, from fp32") == 4
-    together = [float(x.split()[-1]) for x in said.splitlines() if "together" in x]
+    lines = [x for x in said.splitlines() if "together" in x]
+    together = [float(x.split("together ")[1].split(",")[0]) for x in lines]
     assert min(together[:5]) > 0.35 > 0.2 > max(together[5:]) > 0, "faults, then rounding"
-    assert all(0 < float(line.split()[-1]) < 1 for line in said.splitlines() if "change" in line)
+    along = [abs(float(x.split()[-1]) - 1) for x in lines]
+    assert min(along[:5]) > 0.25 > 0.02 > max(along[5:]) > 0, "faults, then rounding"
+    assert all(0 < float(line.split()[-1]) < 1 for line in said.splitlines() if " change " in line)
