@@ -70,7 +70,7 @@ PRECISION_SMALL = "20261127-201735-6e7c"
 PRECISION_NEXT = "20261127-232519-a99b"
 """Its smallest model after what that run showed was mended."""
 PRECISION_8B = "20261127-231424-32a7"
-"""Its largest model, whose gradients in 8 bits were held to a bound that rounding alone passes."""
+"""Its largest model."""
 RANKS = "20261122-224109-fd6e"
 CONTEXT = "20261122-224219-d717"
 DECODING = "20261122-224448-6d44"
@@ -225,8 +225,8 @@ def page() -> str:
         "A step of ours in 8 bits most likely waits for the host, which starts its kernels one by one; how long "
         "one in a CUDA graph takes was not reached.",
         *_every("Precisions of 8 B parameters, as far as they came", PRECISION_8B),
-        "All rows in 8 bits were refused for gradients of queries and keys, by a bound that rounding alone passes "
-        "in so many layers ([how they are held now](training.md#precision)). *Not run* since.",
+        "All rows in 8 bits were refused for gradients of queries and keys, most likely for what rounding alone "
+        "makes of them in so many layers ([the bound](training.md#precision)).",
         *_worth(),
         *_truth(),
         *_host(),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from statistics import fmean, median
@@ -217,12 +217,11 @@ def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
 @dataclass
 class Prepared:
     """What all systems of a case share in a process: the answer, and, once they are measured, the rates of its
-    limit in FLOP/s and bytes/s. `scattered` is what rounding alone makes of the gradients of products in 8 bits.
+    limit in FLOP/s and bytes/s.
     """
 
     expected: answer.Expected
     rates: tuple[float, float] | None = None
-    scattered: Mapping[str, float] = field(default_factory=dict)
 
 
 def prepare(case: Case, session: Session) -> Prepared:
@@ -278,20 +277,9 @@ def sliced(case: Case) -> bool:
 def prepared(case: Case, session: Session) -> Prepared:
     """The answer by the case's optimizer, of what of its model is checked."""
     r = read(case)
-    how = prepare_large if r.large else prepare_muon if r.hidden else prepare
-    found = how(case, session)
-    if r.products == "e4m3":
-        found.scattered = _scattered(r.checked if sliced(case) else r, session, found.expected.first)
-    return found
-
-
-def _scattered(r: Recipe, session: Session, first: answer.Step) -> dict[str, float]:
-    given = pieces.in_pieces(catalog()) if r.large else catalog()
-    with session.device.growing():
-        try:
-            return coarse_products.scattered(r, given, session.seed, session.device.torch_device, first)
-        finally:
-            session.device.release()
+    if r.large:
+        return prepare_large(case, session)
+    return (prepare_muon if r.hidden else prepare)(case, session)
 
 
 def _fitting(r: Recipe, session: Session) -> None:
@@ -470,11 +458,7 @@ class Program:
 
     def _checked(self, what: str, trainer: Trainer, loss: float, expected: answer.Step) -> None:
         loss = fmean(self.group.every(loss))
-        if getattr(trainer, "products", self.recipe.products) == "e4m3":
-            scattered = self.prepared.scattered
-            found = coarse_products.check_step(what, trainer, loss, expected, self.bound, scattered)
-        else:
-            found = answer.check_step(what, trainer, loss, expected, self.bound)
+        found = answer.check_step(what, trainer, loss, expected, self.bound)
         self.errors["gradient_error"] = max(self.errors["gradient_error"], found)
         off = abs(loss - expected.loss) / abs(expected.loss)
         self.errors["loss_error"] = max(self.errors["loss_error"], off)
@@ -609,8 +593,6 @@ class Train(Workload):
             how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
         else:
             how = (prepare, self.measure, *self.definition)
-        if r.products == "e4m3":
-            how += (coarse_products.scattered, coarse_products.check_step)
         if r.products == "e4m3" and not r.hidden:
             how += (coarse_products.check_weights,)
         return (*how, case.dtype, *own)

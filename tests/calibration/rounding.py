@@ -8,9 +8,9 @@ furthest off after three steps: the gradient's relative error at each step, each
 steps made, and that of the change, elements counting by the exact gradient, as in `train`'s check; then the
 system's change beside the emulation's. A fault of the system is what it has beside the emulation.
 
-With `--gradients` only the first step's gradients, each kind's: how far the furthest parameters are off, and the
-least and the most that any is along the answer's; then how many times as far as the kind that `train` emulates
-takes it a parameter is off that needs it (`_coarse_products`). `--layers` makes the model as deep.
+With `--gradients` only the first step's gradients, each kind's: how far the furthest parameters are off, and
+the least and the most that any is along the answer's; then how many are over the bound of `train`, and how much
+further off they are than by 1x128. `--layers` makes the model as deep.
 
 Above each table the change of the first step, of the parameter that is furthest off, and of three steps, of that
 and of all, and how long changes are along the answer's (`_coarse_products`); with `--faults` the same of
@@ -32,7 +32,7 @@ from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import BOUNDS
 from kernelmark.suite.system import Assembly, Precision, System
 from kernelmark.suite.workloads import _expected, _fp8
-from kernelmark.suite.workloads._coarse_products import KIND, SEEN
+from kernelmark.suite.workloads._coarse_products import SEEN
 from kernelmark.suite.workloads._recipe import HYPERPARAMETERS, Recipe, recipe
 from kernelmark.suite.workloads._trainer import PartsTrainer
 from kernelmark.suite.workloads.train import WORKLOAD
@@ -41,6 +41,8 @@ SHOWN = 4
 """Parameters that are printed of each way to compute."""
 PARTS: Mapping[str, Precision] = {"rowwise": "parts_rowwise", "1x128": "parts_1x128"}
 KINDS = (*PARTS, "tensorwise", "tensorwise_e5m2")
+KIND = "1x128"
+"""What the other kinds' scatter of gradients is told beside."""
 
 Tensors = dict[str, torch.Tensor]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from kernelmark.suite.system import System
 from kernelmark.suite.workloads import _coarse_products as coarse_products
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
-from kernelmark.suite.workloads._fp8 import emulated
 from kernelmark.suite.workloads._recipe import HYPERPARAMETERS
 from kernelmark.suite.workloads._trainer import PartsTrainer
 
@@ -89,13 +87,13 @@ class OneTurns(PartsTrainer):
 
 
 FAULTS = {
-    NoCorrection: "the changes of all parameters are 0.5.* times them on average, allowed 0.8 to 1.2",
-    Faster: "the changes of all parameters are 1.4.* times them on average",
-    OneStays: f"along the model.s, the change of {ONE} is .* times it, allowed 0.6 to 1.4",
-    NoMomentum: "the changes of all parameters are 0.5.* times them on average",
-    Forgetful: "the changes of all parameters are 0.6.* times them on average",
-    LeftOut: "the changes of all parameters are 0.[67].* times them on average",
-    OneTurns: f"along the model.s, the change of {ONE} is -0.* times it, allowed 0.6 to 1.4",
+    NoCorrection: "the changes of all parameters are off by 0.4.* allowed 0.4",
+    Faster: "the changes of all parameters are off by 0.5.* allowed 0.4",
+    OneStays: f"the change of {ONE} is off by .* allowed 0.6",
+    NoMomentum: "the changes of all parameters are off by 0.5.* allowed 0.4",
+    Forgetful: "the changes of all parameters are off by 0.6.* allowed 0.4",
+    LeftOut: "the changes of all parameters are 0.[67].* times them on average, allowed 0.8 to 1.2",
+    OneTurns: f"the change of {ONE} is off by .* allowed 0.6",
 }
 
 
@@ -119,97 +117,11 @@ def test_what_is_wrong_with_their_optimizer_is_found(here: Any, kind: type[Parts
         here.measure(here.trainer(kind, ROWS))
 
 
-def step_of(errors: dict[str, tuple[float, float]], scatter: dict[str, float]) -> float:
-    """The check of gradients that are so far off across the answer's and along it, with what rounding makes."""
-    wanted = {name: torch.tensor([1.0, 0.0]) for name in errors}
-    got = {name: torch.tensor([1.0 + along, across]) for name, (across, along) in errors.items()}
-    expected = answer.Step(1.0, 1.0, wanted, 0.5)
-    trainer: Any = SimpleNamespace(gradients=lambda: got)
-    return coarse_products.check_step("a step", trainer, 1.0, expected, BOUNDS["e4m3"], scatter)
-
-
-CALM = {f"w{i}": (0.2, 0.0) for i in range(9)}
-ALONE = dict.fromkeys(CALM, 0.2)
-
-
-@pytest.mark.parametrize(
-    ("key", "alone", "said"),
-    [
-        ((0.55, 0.0), 0.30, ""),
-        ((0.55, 0.0), 0.25, "the gradient of key is off by 0.55 of its norm, allowed 0.5"),
-        ((0.75, -0.2), 0.39, ""),
-        ((0.81, 0.0), 0.60, "the gradient of key is off by 0.81 of its norm, allowed 0.8"),
-        ((0.50, -0.45), 0.60, "along the model's, the gradient of key is 0.55 times it, allowed 0.6 to 1.4"),
-        ((0.30, 0.45), 0.60, "along the model's, the gradient of key is 1.45 times it"),
-        ((0.00, -1.0), 0.60, "the gradient of key is off by 1 of its norm, allowed 0.8"),
-        ((math.nan, 0.0), 0.60, "the gradient of key is not finite"),
-    ],
-)
-def test_a_gradient_is_off_as_much_as_rounding_alone_makes_it_and_not_along_the_answer(
-    key: tuple[float, float], alone: float, said: str
-) -> None:
-    given = {**CALM, "key": key}, {**ALONE, "key": alone}
-    if not said:
-        assert step_of(*given) == pytest.approx(math.hypot(*key))
-        return
-    with pytest.raises(Incorrect, match=said):
-        step_of(*given)
-
-
-def test_where_all_gradients_are_further_off_each_may_be() -> None:
-    further = dict.fromkeys(CALM, (0.35, 0.0))
-    assert step_of({**further, "key": (0.6, 0.0)}, {**ALONE, "key": 0.25}) == pytest.approx(0.6)
-    with pytest.raises(Incorrect, match="key is off by 0.6 of its norm, allowed 0.5"):
-        step_of({**CALM, "key": (0.6, 0.0)}, {**ALONE, "key": 0.25})
-
-
-def test_without_an_emulation_the_bound_is_the_model_s() -> None:
-    assert step_of({"key": (0.39, 0.0)}, {}) == pytest.approx(0.39)
-    with pytest.raises(Incorrect, match="off by 0.41 of its norm, allowed 0.4; rounding alone makes 0"):
-        step_of({"key": (0.41, 0.0)}, {})
-
-
-def deep(r: Any) -> Any:
-    """The same with sixteen layers."""
-    configuration = replace(r.chosen.configuration, layers=16)
-    return replace(r, chosen=replace(r.chosen, configuration=configuration))
-
-
-def test_rounding_alone_is_what_an_emulated_system_makes(here: Any, catalog: Any) -> None:
-    """A system in fp32 whose products are rounded so is off by that, and nothing else."""
-    r, seed, cpu = deep(train.read(here.case)), here.session.seed, torch.device("cpu")
-    first = answer.compute(r, catalog, seed, cpu).first
-    scatter = coarse_products.scattered(r, catalog, seed, cpu, first)
-    assert scatter.keys() == first.gradients.keys()
-    module = answer.reference_module(r.chosen, r.S, catalog, cpu, {"linear": emulated("1x128", False)})
-    own = dict(module.named_parameters())
-    for name, values in answer.initial(r, seed, cpu):
-        own[name].data.copy_(values)
-    (tokens,), (targets,) = answer.Batches(r, seed, cpu).draw(0)
-    module(tokens, targets).backward()
-    for name, x in own.items():
-        wanted = first.gradients[name].float()
-        assert scatter[name] == pytest.approx(float((x.grad - wanted).norm() / wanted.norm()), rel=1e-3)
-    assert max(scatter.values()) > 0.2
-
-
-def test_exact_products_scatter_nothing(here: Any, catalog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coarse_products, "emulated", lambda *_, **__: torch.nn.functional.linear)
-    r, cpu = train.read(here.case), torch.device("cpu")
-    found = coarse_products.scattered(r, catalog, here.session.seed, cpu, here.prepared.expected.first)
-    assert max(found.values()) < 0.01  # the answer is kept in bf16
-
-
-def test_only_products_in_eight_bits_have_an_emulation(here: Any, bench: Any) -> None:
-    assert here.prepared.scattered
-    assert not bench("llama-tiny", dtype="bf16", state="master32").prepared.scattered
-
-
-def after(errors: dict[str, tuple[float, float]], monkeypatch: pytest.MonkeyPatch) -> float:
-    """The check of parameters whose changes are so far off across and along; nothing is rounded away."""
+def after(errors: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> float:
+    """The check of parameters whose changes are so far off; nothing is rounded away."""
     before = torch.zeros(2)
     changed = {name: torch.tensor([4.0, 0.0]) for name in errors}
-    got = {name: torch.tensor([4.0 + 4.0 * along, 4.0 * across]) for name, (across, along) in errors.items()}
+    got = {name: torch.tensor([4.0, 4.0 * x]) for name, x in errors.items()}
     monkeypatch.setattr(answer, "initial", lambda *_: iter((name, before) for name in errors))
     monkeypatch.setattr(answer, "ROUNDING", {"bf16": 0.0})
     gradients = {name: torch.ones(2) for name in errors}
@@ -218,60 +130,40 @@ def after(errors: dict[str, tuple[float, float]], monkeypatch: pytest.MonkeyPatc
     return coarse_products.check_weights(trainer, RECIPE, expected, 0, BOUNDS["e4m3"])
 
 
-@pytest.mark.parametrize(
-    ("norm_bias", "said"),
-    [
-        ((0.59, 0.0), ""),
-        ((0.75, -0.39), ""),
-        ((0.10, 0.58), ""),
-        ((0.60, 0.41), "along the model's, the change of norm_bias is 1.41 times it, allowed 0.6 to 1.4"),
-        ((0.10, -0.70), "along the model's, the change of norm_bias is 0.3 times it"),
-        ((0.91, 0.0), "the change of norm_bias is off by 0.91 of its norm, allowed 0.9"),
-        ((0.00, -1.0), "the change of norm_bias is off by 1 of its norm, allowed 0.9"),
-        ((math.nan, 0.0), "norm_bias is not finite"),
-    ],
-)
-def test_one_parameter_may_be_off_across_what_it_should_change_by(
-    norm_bias: tuple[float, float], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {**{f"w{i}": (0.1, 0.0) for i in range(9)}, "norm_bias": norm_bias}
-    if not said:
-        assert after(given, monkeypatch) == pytest.approx(math.hypot(*norm_bias))
-        return
-    with pytest.raises(Incorrect, match=said):
-        after(given, monkeypatch)
+def test_parameters_are_held_one_by_one_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = {f"w{i}": 0.1 for i in range(9)}
+    assert after({**calm, "norm_bias": 0.59}, monkeypatch) == pytest.approx(0.59)
+    with pytest.raises(Incorrect, match="norm_bias is off by 0.61 of its norm, allowed 0.6"):
+        after({**calm, "norm_bias": 0.61}, monkeypatch)
+    with pytest.raises(Incorrect, match=r"all parameters are off by 0.41 of their norms"):
+        after({f"w{i}": 0.41 for i in range(9)}, monkeypatch)
+    with pytest.raises(Incorrect, match="w0 is not finite"):
+        after({"w0": float("nan")}, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("each", "said"),
-    [
-        ((0.44, -0.11), ""),
-        ((0.10, -0.21), "the changes of all parameters are 0.79 times them on average, allowed 0.8 to 1.2"),
-        ((0.10, 0.21), "the changes of all parameters are 1.21 times them on average"),
-        ((0.61, 0.0), "the changes of all parameters are off by 0.61 of their norms, allowed 0.6"),
-    ],
-)
-def test_all_parameters_together_are_held_tightly(
-    each: tuple[float, float], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {f"w{i}": each for i in range(9)}
-    if not said:
-        assert after(given, monkeypatch) == pytest.approx(math.hypot(*each))
-        return
-    with pytest.raises(Incorrect, match=said):
-        after(given, monkeypatch)
+@pytest.mark.parametrize("along", [-0.21, 0.21])
+def test_all_parameters_together_are_held_along_the_answer(along: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is within its bound, and all together are."""
+    before, changed = torch.zeros(2), {f"w{i}": torch.tensor([4.0, 0.0]) for i in range(9)}
+    got = {name: x * (1 + along) for name, x in changed.items()}
+    monkeypatch.setattr(answer, "initial", lambda *_: iter((name, before) for name in changed))
+    gradients = {name: torch.ones(2) for name in changed}
+    expected: Any = SimpleNamespace(changed=changed, first=SimpleNamespace(gradients=gradients))
+    trainer: Any = SimpleNamespace(weights=lambda: got)
+    with pytest.raises(Incorrect, match=f"are {1 + along:.3g} times them on average, allowed 0.8 to 1.2"):
+        coarse_products.check_weights(trainer, RECIPE, expected, 0, BOUNDS["e4m3"])
 
 
 def test_what_storing_rounds_is_no_part_of_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gains of about one whose steps are lost in bf16: they would make the mean of the others smaller."""
     before = {"gain": torch.ones(64), **{f"w{i}": torch.zeros(64) for i in range(3)}}
     changed = {name: x + 3e-3 for name, x in before.items()}
-    got = {name: before[name] + (0.0 if name == "gain" else 3e-3 * 1.25) for name in before}
+    got = {name: before[name] + (0.0 if name == "gain" else 3e-3 * 1.41) for name in before}
     monkeypatch.setattr(answer, "initial", lambda *_: iter(before.items()))
     gradients = {name: torch.ones(64) for name in before}
     expected: Any = SimpleNamespace(changed=changed, first=SimpleNamespace(gradients=gradients))
     trainer: Any = SimpleNamespace(weights=lambda: got)
-    with pytest.raises(Incorrect, match="all parameters are 1.25 times them on average"):
+    with pytest.raises(Incorrect, match="all parameters are off by 0.4"):
         coarse_products.check_weights(trainer, RECIPE, expected, 0, BOUNDS["e4m3"])
     got.update({name: changed[name] for name in got if name != "gain"})
     assert coarse_products.check_weights(trainer, RECIPE, expected, 0, BOUNDS["e4m3"]) < 0.1
@@ -298,6 +190,5 @@ def test_the_check_is_part_of_what_a_case_is() -> None:
         )
         return train.WORKLOAD.computes(case)
 
-    for check in (coarse_products.check_weights, coarse_products.check_step, coarse_products.scattered):
-        assert check in spec("e4m3")
-        assert check not in spec("dtype")
+    assert coarse_products.check_weights in spec("e4m3")
+    assert coarse_products.check_weights not in spec("dtype")
