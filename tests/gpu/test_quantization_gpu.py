@@ -1,0 +1,90 @@
+"""Quantization to 8 bits on a GPU, where launches are prepared once for calls that are alike: new numbers, other
+strides and other shapes in turn, each held to what was given.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from kernelmark.kernels import _common
+from kernelmark.kernels.quantization.fp8_quant import GROUP, LARGEST, fp8_quant, norm_both, swiglu_both
+
+HALF = 2.0**-4
+"""Half a step of E4M3 (3 bits of mantissa) over the number."""
+
+LEAST = 2.0**-10
+"""Half of its least number."""
+
+
+@pytest.fixture(autouse=True)
+def _e4m3():
+    if not _common.converts_to_e4m3(torch.cuda.get_device_capability()):
+        pytest.skip("needs a GPU that converts to E4M3")
+
+
+def wide(scale, shape, rows, columns):
+    """A scale for `rows` × `columns` numbers each, for each of them."""
+    return scale.double().repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
+
+
+def holds(q, scale, x, rows, columns):
+    """That q · scale is x to half a step, and each group's largest magnitude the format's largest number."""
+    of_each = wide(scale, x.shape, rows, columns)
+    x = x.double()
+    off = (q.double() * of_each - x).abs()
+    # What is multiplied, and its scale, are rounded to fp32, which can move a number over a boundary.
+    allowed = x.abs() * (HALF + 2.0**-18) + of_each * LEAST
+    assert bool((off <= allowed).all()), (off - allowed).max().item()
+    largest = (q.double().abs() * of_each).amax().item()
+    assert largest == pytest.approx(x.abs().amax().item(), rel=2.0**-18)
+
+
+def drawn(rng, M, N, dtype):
+    """(M, N), whole or a part of wider rows."""
+    if rng.random() < 0.5:
+        return torch.randn(M, N, device="cuda", dtype=dtype)
+    return torch.randn(M, N + 16, device="cuda", dtype=dtype)[:, 8 : 8 + N]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_calls_that_are_alike_are_held_to_their_own_numbers(seed):
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    shapes = [(rng.randint(1, 700), rng.choice([rng.randint(1, 900), 128 * rng.randint(1, 9)])) for _ in range(3)]
+    dtype = rng.choice([torch.bfloat16, torch.float16, torch.float32])
+    for M, N in [rng.choice(shapes) for _ in range(12)]:
+        x = drawn(rng, M, N, dtype)
+        q, scale = fp8_quant(x)
+        holds(q, scale, x, 1, N)
+        assert bool((q.float().abs().amax(1) == LARGEST["e4m3"]).all())
+        q, scale = fp8_quant(x, "block", layout=rng.choice(["rows", "matmul"]))
+        holds(q, scale, x, 1, GROUP)
+        across, of_across = fp8_quant(x, "column")
+        holds(across, of_across, x.t(), 1, GROUP)
+        both = fp8_quant(x, "both")
+        for got, want in zip(both, (q, scale, across, of_across), strict=True):
+            assert torch.equal(got.float(), want.float())
+        q, scale, turned, of_turned = fp8_quant(x, "tile_both")
+        holds(q, scale, x, GROUP, GROUP)
+        holds(turned, of_turned, x.t(), GROUP, GROUP)
+        assert torch.equal(turned.float(), q.float().t())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_made_in_the_kernel_is_held_to_its_formula(seed):
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    M, N = rng.randint(1, 700), 128 * rng.randint(1, 9)
+    for _ in range(6):
+        h, up = (drawn(rng, M, N, torch.bfloat16) for _ in range(2))
+        rstd, weight = torch.rand(M, device="cuda") + 0.5, torch.randn(N, device="cuda").bfloat16()
+        want = h.float() * rstd[:, None] * weight.float()
+        q, scale, across, of_across = norm_both(h, rstd, weight)
+        holds(q, scale, want, 1, GROUP)
+        holds(across, of_across, want.t(), 1, GROUP)
+        want = torch.nn.functional.silu(h.float()) * up.float()
+        q, scale, across, of_across = swiglu_both(h, up)
+        holds(q, scale, want, 1, GROUP)
+        holds(across, of_across, want.t(), 1, GROUP)
