@@ -132,7 +132,8 @@ class Fresh:
             self._random.shuffle(blocks)
             bench.mixture = frozenset(blocks[: self._random.randrange(1, steps + 1)])
         # Through every block in which the mixture differs from now, in an order of this implementation's own.
-        self._way = list(bench.mixture ^ self._exchanged)
+        # Where calibrating led there by chance, away and back: inputs that nobody touched are remembered.
+        self._way = list(bench.mixture ^ self._exchanged) or ([self._any()] * 2 if self._parts else [])
         self._random.shuffle(self._way)
         self._checked_at = self._step + max(1, len(self._way))
         self._seen, self._kept = 0, None

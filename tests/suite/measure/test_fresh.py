@@ -71,6 +71,24 @@ def test_a_memory_by_version_is_of_no_use(trial, bench, monkeypatch):
     assert len(computed) >= len(samples)
 
 
+def test_inputs_change_though_calibrating_led_to_what_is_checked(bench):
+    """By chance: then the first timed call had the inputs of the call before it, untouched."""
+    fresh = Fresh(bench)
+    fresh.before()
+    bench.mixture, bench.mixed_references = frozenset(fresh._exchanged), None
+    fresh.start(10)
+    seen = {tuple(x._version for x in bench.varied)}
+    for step in range(10):
+        fresh.before()
+        now = tuple(x._version for x in bench.varied)
+        assert now not in seen, f"nothing changed before call {step}"
+        seen.add(now)
+        fresh.after(honest(bench.case)(**bench.inputs))
+    assert not fresh.due
+    fresh.check(lambda: honest(bench.case)(**bench.inputs), bench.tolerance)
+    bench.mixture = bench.mixed_references = None
+
+
 def test_switches_are_put_back_and_remarked_upon(trial, bench):
     before = torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.initial_seed()
     remarks = trial().run(lambda: hacks.switches(bench.case)).remarks
