@@ -66,7 +66,7 @@ TECHNIQUES_BEFORE = "20261124-185110-eaf7"
 PRECISION_PART = "20261127-124228-f3ea"
 """Plan `precision`, as much as 300 s hold."""
 PRECISION = "20261128-032023-68ba"
-"""The same from the start: GPT-2 124M whole and most of 350M, to be gone on with."""
+"""The same from the start, GPT-2 124M and 350M, to be gone on with."""
 PRECISION_8B = "20261127-231424-32a7"
 """Its largest model."""
 RANKS = "20261122-224109-fd6e"
@@ -219,8 +219,8 @@ def page() -> str:
         "The loss of `fp16_scaled` multiplied in fp32 there, which autocast does in fp16: that row is slower than "
         "what users have.",
         *_every("Precisions of GPT-2 124M and 350M, as far as they came", PRECISION),
-        "Of 350M rows with a scale a row or 128 elements were refused, torchao's and ours alike, for what three "
-        "steps change of the last norm's bias, for which [rounding alone can be enough](training.md#precision).",
+        "Rows of 350M with a scale a row or for 128 elements were refused, torchao's and ours alike, for what "
+        "three steps change of the last norm's bias ([what rounding makes of it](training.md#not-yet)).",
         *_every("Precisions of 8 B parameters, as far as they came", PRECISION_8B),
         "All rows in 8 bits were refused for gradients of queries and keys, most likely for what rounding alone "
         "makes of them in so many layers ([the bound](training.md#precision)).",

@@ -132,7 +132,7 @@ class Fresh:
             self._random.shuffle(blocks)
             bench.mixture = frozenset(blocks[: self._random.randrange(1, steps + 1)])
         # Through every block in which the mixture differs from now, in an order of this implementation's own.
-        # Where calibrating led there by chance, away and back: inputs that nobody touched are remembered.
+        # Where calibrating led there by chance, away and back: no call may find the inputs of the call before it.
         self._way = list(bench.mixture ^ self._exchanged) or ([self._any()] * 2 if self._parts else [])
         self._random.shuffle(self._way)
         self._checked_at = self._step + max(1, len(self._way))
@@ -141,7 +141,7 @@ class Fresh:
     def before(self) -> None:
         """To be called before a timed call, and before the cache is flushed."""
         self._step += 1
-        if self._parts and (self._way or self._step != self._checked_at):
+        if self._parts:
             self._exchange(self._way.pop() if self._way else self._any())
         if self._step == self._checked_at and self._own:
             self._bench.hold_finite()  # what is laid over it would hide it

@@ -37,8 +37,10 @@ def holds(q, scale, x, rows, columns):
     # What is multiplied, and its scale, are rounded to fp32, which can move a number over a boundary.
     allowed = x.abs() * (HALF + 2.0**-18) + of_each * LEAST
     assert bool((off <= allowed).all()), (off - allowed).max().item()
-    largest = (q.double().abs() * of_each).amax().item()
-    assert largest == pytest.approx(x.abs().amax().item(), rel=2.0**-18)
+    beyond = (0, -x.shape[1] % columns, 0, -x.shape[0] % rows)
+    whole = torch.nn.functional.pad(q.float().abs(), beyond)
+    groups = whole.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+    assert bool((groups.amax((1, 3)) == LARGEST["e4m3"]).all())
 
 
 def drawn(rng, M, N, dtype):
@@ -58,7 +60,6 @@ def test_calls_that_are_alike_are_held_to_their_own_numbers(seed):
         x = drawn(rng, M, N, dtype)
         q, scale = fp8_quant(x)
         holds(q, scale, x, 1, N)
-        assert bool((q.float().abs().amax(1) == LARGEST["e4m3"]).all())
         q, scale = fp8_quant(x, "block", layout=rng.choice(["rows", "matmul"]))
         holds(q, scale, x, 1, GROUP)
         across, of_across = fp8_quant(x, "column")
@@ -76,7 +77,7 @@ def test_calls_that_are_alike_are_held_to_their_own_numbers(seed):
 def test_what_is_made_in_the_kernel_is_held_to_its_formula(seed):
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    M, N = rng.randint(1, 700), 128 * rng.randint(1, 9)
+    M, N = rng.randint(1, 700), rng.choice([rng.randint(1, 900), 128 * rng.randint(1, 9)])
     for _ in range(6):
         h, up = (drawn(rng, M, N, torch.bfloat16) for _ in range(2))
         rstd, weight = torch.rand(M, device="cuda") + 0.5, torch.randn(N, device="cuda").bfloat16()

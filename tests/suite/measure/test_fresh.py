@@ -71,22 +71,23 @@ def test_a_memory_by_version_is_of_no_use(trial, bench, monkeypatch):
     assert len(computed) >= len(samples)
 
 
-def test_inputs_change_though_calibrating_led_to_what_is_checked(bench):
-    """By chance: then the first timed call had the inputs of the call before it, untouched."""
-    fresh = Fresh(bench)
-    fresh.before()
-    bench.mixture, bench.mixed_references = frozenset(fresh._exchanged), None
+@pytest.mark.parametrize("calibrating", [1, 2, 5])
+def test_inputs_change_where_calibrating_led_to_what_is_checked(calibrating):
+    bench = Workbench.build(OPERATOR, OPERATOR.case({"N": 96}, "fp32", "forward"), CPU, 1)
+    true, fresh = honest(bench.case), Fresh(bench)
+    for _ in range(calibrating):
+        fresh.before()
+    bench.mixture = frozenset(fresh._exchanged)
     fresh.start(10)
     seen = {tuple(x._version for x in bench.varied)}
-    for step in range(10):
+    for nth in range(10):
         fresh.before()
         now = tuple(x._version for x in bench.varied)
-        assert now not in seen, f"nothing changed before call {step}"
+        assert now not in seen, f"nothing changed before call {nth}"
         seen.add(now)
-        fresh.after(honest(bench.case)(**bench.inputs))
+        fresh.after(true(**bench.inputs))
     assert not fresh.due
-    fresh.check(lambda: honest(bench.case)(**bench.inputs), bench.tolerance)
-    bench.mixture = bench.mixed_references = None
+    fresh.check(lambda: true(**bench.inputs), bench.tolerance)
 
 
 def test_switches_are_put_back_and_remarked_upon(trial, bench):
