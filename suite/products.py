@@ -41,28 +41,28 @@ def linear(precision: str) -> Callable[..., Any]:
 
 def by_rows(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:
     """`linear(x, weight, bias=None)` whose three products are of rows that `quantize(x, "row")` made: values
-    (M, K) in E4M3 and scales (M, 1). `product(a, b, scale_a, scale_b, "row")` takes b (K, N) as the transpose of
-    such rows.
+    (M, K) in E4M3 and scales (M, 1). `product(a, b, scale_a, scale_b, "row", bias=None)` takes b (K, N) as the
+    transpose of such rows.
     """
     import torch
 
-    def multiply(a: Any, b: Any) -> Any:
+    def multiply(a: Any, b: Any, bias: Any = None) -> Any:
         """a (M, K) times b (N, K) transposed."""
         (a, scale_a), (b, scale_b) = quantize(a, "row"), quantize(b, "row")
-        return product(a, b.t(), scale_a.reshape(-1, 1), scale_b.reshape(1, -1), "row")
+        return product(a, b.t(), scale_a.reshape(-1, 1), scale_b.reshape(1, -1), "row", bias)
 
     class Products(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
             ctx.save_for_backward(x, weight)
-            return multiply(x, weight)
+            return multiply(x, weight, bias)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
             x, weight = ctx.saved_tensors
             grad = grad.contiguous()
             across = grad.t().contiguous(), x.t().contiguous()
-            return multiply(grad, weight.t().contiguous()), multiply(*across)
+            return multiply(grad, weight.t().contiguous()), multiply(*across), _of_bias(ctx, grad)
 
     return _linear(Products.apply)
 
@@ -79,26 +79,32 @@ def by_blocks(quantize: Callable[..., Any], product: Callable[..., Any]) -> Call
 
     class Products(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
             a, scale, *across = quantize(x, "both")
             w, of_weight, *turned = quantize(weight, "tile_both")
             ctx.save_for_backward(*across, *turned)
-            return product(a, w.t(), scale, of_weight.t(), "block")
+            return product(a, w.t(), scale, of_weight.t(), "block", bias)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
             x, of_x, w, of_weight = ctx.saved_tensors
-            g, scale, across, of_grad = quantize(grad.contiguous(), "both")
+            grad = grad.contiguous()
+            g, scale, across, of_grad = quantize(grad, "both")
             dx = product(g, w.t(), scale, of_weight.t(), "block")
-            return dx, product(across, x.t(), of_grad, of_x.t(), "group")
+            return dx, product(across, x.t(), of_grad, of_x.t(), "group"), _of_bias(ctx, grad)
 
-    def multiply(x: Any, weight: Any) -> Any:
+    def multiply(x: Any, weight: Any, bias: Any) -> Any:
         if torch.is_grad_enabled():
-            return Products.apply(x, weight)  # type: ignore[no-untyped-call]  # torch does not annotate it
+            return Products.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch does not annotate it
         (a, scale), (w, of_weight) = quantize(x, "block"), quantize(weight, "tile")
-        return product(a, w.t(), scale, of_weight.t(), "block")
+        return product(a, w.t(), scale, of_weight.t(), "block", bias)
 
     return _linear(multiply)
+
+
+def _of_bias(ctx: Any, grad: Any) -> Any:
+    """The gradient of a bias (N,), the last of three inputs, or None where there is none."""
+    return grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
 @dataclass(frozen=True)
@@ -122,12 +128,12 @@ def asks(by: Callable[..., Any], M: int, N: int, K: int) -> Asks:
 
 
 def _linear(multiply: Callable[..., Any]) -> Callable[..., Any]:
-    """`linear(x, weight, bias=None)` of a differentiable function of x (M, K) and weight (N, K)."""
+    """`linear(x, weight, bias=None)` of a differentiable function of x (M, K), weight (N, K) and a bias (N,) or
+    None.
+    """
 
     def linear(x: Any, weight: Any, bias: Any = None) -> Any:
-        out = multiply(x.flatten(0, -2).contiguous(), weight)
-        out = out.unflatten(0, x.shape[:-1])
-        return out if bias is None else out + bias
+        return multiply(x.flatten(0, -2).contiguous(), weight, bias).unflatten(0, x.shape[:-1])
 
     return linear
 

@@ -387,7 +387,10 @@ class Assembly:
     def eight_bits(
         self, dtype: str, device: str, asked: Iterable[Asks] = ()
     ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The system's `quantize(x, granularity)` and `product(a, b, scale_a, scale_b, recipe)` in E4M3."""
+        """The system's `quantize(x, granularity)`, `product(a, b, scale_a, scale_b, recipe, bias=None)` in E4M3.
+
+        The operator has no bias: our own kernels add one before they round, those of others get it after.
+        """
         if dtype != "bf16":
             raise NotImplementedError(f"products of 8 bits by fp8_matmul are bf16, this case's are {dtype}")
 
@@ -410,11 +413,16 @@ class Assembly:
             call = quantizer(granularity, x.shape[0], x.shape[1])
             return call(x=x, granularity=granularity, format="e4m3")
 
-        def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+        own = self.implementation("linear", "fp8_matmul", device).provider == PROVIDER
+
+        def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str, bias: Any = None) -> Any:
             M, N, K = a.shape[0], b.shape[1], a.shape[1]
             if self.heard is not None:
                 self.heard(2 * M * N * K)
-            return multiplier(recipe, M, N, K)(a=a, b=b, scale_a=scale_a, scale_b=scale_b, recipe=recipe)
+            within = {"bias": bias} if own and bias is not None else {}
+            call = multiplier(recipe, M, N, K)
+            out = call(a=a, b=b, scale_a=scale_a, scale_b=scale_b, recipe=recipe, **within)
+            return out if bias is None or within else out + bias
 
         return quantize, product
 

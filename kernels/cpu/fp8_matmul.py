@@ -27,12 +27,20 @@ def _scales(scale: torch.Tensor, shape: torch.Size, height: int) -> torch.Tensor
 
 
 def fp8_matmul(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, recipe: str
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    recipe: str,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """a (M, K) and b (K, N) in E4M3, scales as `kernels/matmul/fp8_matmul.py` says, to (a·sa) @ (b·sb), bf16."""
+    """a (M, K) and b (K, N) in E4M3, scales as `kernels/matmul/fp8_matmul.py` says, to (a·sa) @ (b·sb), bf16, and
+    a bias (N,) in bf16.
+    """
     of_a, of_b = HEIGHTS.get(recipe, (0, 0))
     dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
     wide_a = _widened(a, _scales(scale_a, a.shape, of_a), dtype)
     # b is the transpose of a weight that lies row by row, and so is what it is widened to.
     wide_b = _widened(b.t(), _scales(scale_b.t(), b.t().shape, of_b), dtype).t()
-    return (wide_a @ wide_b).bfloat16()
+    out = wide_a @ wide_b if bias is None else torch.addmm(bias.to(dtype), wide_a, wide_b)
+    return out.bfloat16()

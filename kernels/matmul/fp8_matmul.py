@@ -14,9 +14,15 @@ from ._dispatch import FAST, GROUPED, PROMOTED, choose, copied, filled
 
 
 def fp8_matmul(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, recipe: str = "block"
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    recipe: str = "block",
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(a · scale_a) @ (b · scale_b) in bf16, of a (M, K) and b (K, N) in float8_e4m3fn.
+    """(a · scale_a) @ (b · scale_b) + bias in bf16, of a (M, K) and b (K, N) in float8_e4m3fn. A bias (N,) in bf16
+    is added in fp32: the sum is rounded once.
 
     Scales are fp32:
 
@@ -53,7 +59,9 @@ def fp8_matmul(
     a_shape, b_shape = shapes[recipe]
     check("scale_a", scale_a, shape=a_shape, like=a, dtypes=(torch.float32,))
     check("scale_b", scale_b, shape=b_shape, like=a, dtypes=(torch.float32,))
-    result: torch.Tensor = _fp8_matmul(a, b, scale_a, scale_b, recipe)
+    if bias is not None:
+        check("bias", bias, shape=(N,), like=a, dtypes=(torch.bfloat16,))
+    result: torch.Tensor = _fp8_matmul(a, b, scale_a, scale_b, recipe, bias)
     return result
 
 
@@ -83,19 +91,30 @@ def in_rows_of_k(x: torch.Tensor) -> torch.Tensor:
 
 
 def _empty(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, recipe: str
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    recipe: str,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
 
 
 def _launch(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, recipe: str
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    recipe: str,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     needs_e4m3("fp8_matmul", a)
     out = _empty(a, b, scale_a, scale_b, recipe)
     M, K = a.shape
     if out.numel() == 0 or K == 0:
-        return out.zero_()
+        return out.zero_() if bias is None else out.copy_(bias)
+    bias = bias if bias is None else bias.contiguous()
     weight = b.t()
     scales = (scale_a, scale_b if scale_b.dim() == 0 else scale_b.t())
     if capability(a.device)[0] == 9:
@@ -113,13 +132,17 @@ def _launch(
             scales = (hopper.staged_copy(scales[0]), of_columns)
             stageable = hopper.stageable(*scales, recipe)
         chosen = choose(kind, M, out.shape[1], K, False, multiprocessors(a), stageable)
-        schedule = replace(chosen.schedule, scales=recipe, filled=filled(chosen.schedule, M))
-        hopper.multiply(a, weight, target, schedule, chosen.dealt, chosen.section, *scales, split=chosen.split)
+        schedule = replace(
+            chosen.schedule, scales=recipe, bias=bias is not None, filled=filled(chosen.schedule, M)
+        )
+        hopper.multiply(a, weight, target, schedule, chosen.dealt, chosen.section, *scales, bias, chosen.split)
         return out if target is out else out.copy_(target)
-    portable.multiply(a, weight, out, False, recipe, *scales)
+    portable.multiply(a, weight, out, False, recipe, *scales, bias)
     return out
 
 
 _fp8_matmul = operator(
-    "fp8_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str recipe) -> Tensor", _launch, _empty
+    "fp8_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str recipe, Tensor? bias) -> Tensor",
+    _launch,
+    _empty,
 )

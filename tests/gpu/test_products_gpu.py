@@ -12,6 +12,7 @@ from kernelmark.kernels import _common
 from kernelmark.kernels.matmul._mx import reencode
 from kernelmark.kernels.matmul.fp8_matmul import fp8_matmul
 from kernelmark.kernels.matmul.grouped_fp8_matmul import grouped_fp8_matmul
+from kernelmark.suite.operators import fp8_matmul as operator
 from kernelmark.suite.operators.mx_matmul import dequantized
 
 LAUNCHES = 100
@@ -65,6 +66,24 @@ def test_products_give_the_same_bits(recipe, M, N, K):
     )
     want = wide_a @ wide_b.t()
     assert ((got.double() - want).norm() / want.norm()).item() < 0.006
+
+
+@pytest.mark.parametrize("recipe", ["tensor", "row", "block", "group", "tile"])
+@pytest.mark.parametrize(("M", "N", "K"), [*SHAPES, (16384, 768, 768), (16384, 2304, 768), (5, 11, 13)])
+def test_a_bias_is_added_before_the_sum_is_rounded(recipe, M, N, K):
+    torch.manual_seed(M + N + K)
+    case = operator.OPERATOR.case({"M": M, "N": N, "K": K}, "e4m3", "forward", recipe=recipe)
+    given = operator.inputs(case, torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+    bias = (torch.randn(2 * N, device="cuda") * 100).bfloat16()[::2]
+    want = (
+        operator.reference(**{name: x.double() if torch.is_tensor(x) else x for name, x in given.items()}) + bias
+    )
+    once, twice = (
+        ((x.double() - want).norm() / want.norm()).item()
+        for x in (fp8_matmul(**given, bias=bias), fp8_matmul(**given) + bias)
+    )
+    assert once < 0.006
+    assert once < twice
 
 
 @pytest.mark.parametrize(("E", "M", "N", "K"), [(8, 512, 2880, 2880), (3, 130, 1296, 1168)])

@@ -5,6 +5,7 @@ import torch
 from kernelmark.kernels.matmul import _matmul_hopper as hopper
 from kernelmark.kernels.matmul import fp8_matmul as module
 from kernelmark.kernels.matmul.fp8_matmul import fp8_matmul, in_rows_of_k
+from kernelmark.suite.operators import fp8_matmul as operator
 
 
 @pytest.mark.parametrize("recipe", ["block", "row", "tensor", "group", "tile"])
@@ -38,13 +39,15 @@ def test_scales_that_lie_otherwise(agrees):
 def test_rows_that_begin_anywhere_are_copied_to_where_hopper_loads_them(monkeypatch, M, N, K, recipe):
     taken = []
 
-    def multiply(a, b, out, schedule, dealt, section, scale_a, scale_b, split):
+    def multiply(a, b, out, schedule, dealt, section, scale_a, scale_b, bias, split):
         assert all(hopper.mapped(x) and not hopper.turned(x) for x in (a, b, out))
         taken.append((a, b, out))
         if steps > 8 and recipe in ("block", "group"):
             assert schedule.staged, "what is long enough has its scales copied to where they can be staged"
             assert hopper.stageable(scale_a, scale_b, recipe)
-        out.copy_(a.double() @ b.double().t())
+        assert schedule.bias == (bias is not None)
+        y = a.double() @ b.double().t()
+        out.copy_(y if bias is None else y + bias)
 
     monkeypatch.setattr(hopper, "multiply", multiply)
     monkeypatch.setattr(module, "capability", lambda device: (9, 0))
@@ -58,20 +61,37 @@ def test_rows_that_begin_anywhere_are_copied_to_where_hopper_loads_them(monkeypa
         "block": (torch.ones(M, steps), torch.ones(steps, -(-N // 128))),
         "group": (torch.ones(M, steps), torch.ones(steps, N)),
     }[recipe]
+    bias = torch.randn(N).bfloat16()
     lain = a.repeat_interleave(2, 1)[:, ::2] if M > 1 else a  # neither its rows nor its columns are dense
     for left in (a, a.t().contiguous().t(), lain):
         for right in (b.t(), b.t().contiguous()):
             got = module._launch(left, right, *scales, recipe)
             assert got.is_contiguous()
             torch.testing.assert_close(got.double(), a.double() @ b.double().t(), rtol=1e-2, atol=1e-2)
+            biased = module._launch(left, right, *scales, recipe, bias)
+            torch.testing.assert_close(biased.double(), a.double() @ b.double().t() + bias, rtol=1e-2, atol=1e-2)
     if (N % 8, K % 16) == (0, 0):
         assert taken[0][0].data_ptr() == a.data_ptr(), "what can be mapped is not copied"
+
+
+@pytest.mark.parametrize("recipe", operator.OPERATOR.options["recipe"])
+def test_adds_a_bias(recipe):
+    """That it is rounded once shows on a GPU alone: the interpreter rounds towards 0."""
+    case = operator.OPERATOR.case({"M": 17, "N": 150, "K": 300}, "e4m3", "forward", recipe=recipe)
+    given = operator.inputs(case, torch.device("cpu"), torch.Generator().manual_seed(1))
+    bias = (torch.randn(300) * 50).bfloat16()[::2]
+    want = (
+        operator.reference(**{name: x.double() if torch.is_tensor(x) else x for name, x in given.items()}) + bias
+    )
+    torch.testing.assert_close(fp8_matmul(**given, bias=bias).double(), want, rtol=2**-7, atol=1e-2)
 
 
 def test_empty():
     q = torch.zeros(4, 0).to(torch.float8_e4m3fn)
     one = torch.ones(())
     assert fp8_matmul(q, q.t(), one, one, "tensor").eq(0).all()
+    bias = torch.arange(4).bfloat16()
+    assert torch.equal(fp8_matmul(q, q.t(), one, one, "tensor", bias), bias.expand(4, 4))
     assert fp8_matmul(q.t(), q, one, one, "tensor").shape == (0, 0)
 
 
@@ -82,6 +102,8 @@ def test_empty():
         ({"recipe": "row"}, ValueError, r"scale_a has shape \(\), expected \(4, 1\)"),
         ({"recipe": "block"}, ValueError, r"scale_a has shape \(\), expected \(4, 2\)"),
         ({"a": torch.zeros(4, 200)}, TypeError, "a has dtype torch.float32"),
+        ({"bias": torch.zeros(4)}, TypeError, "bias has dtype torch.float32"),
+        ({"bias": torch.zeros(5).bfloat16()}, ValueError, r"bias has shape \(5,\), expected \(4,\)"),
     ],
 )
 def test_says_what_is_wrong(change, error, message):

@@ -39,8 +39,9 @@ def wide(x, scale):
     )
 
 
-def product(a, b, scale_a, scale_b, recipe):
-    """As `fp8_matmul`, of no more than 128 rows where scales are of tiles."""
+def product(a, b, scale_a, scale_b, recipe, bias=None):
+    """As `fp8_matmul`, of no more than 128 rows where scales are of tiles; a Llama's layers have no bias."""
+    assert bias is None
     return (wide(a, scale_a) @ wide(b.t(), scale_b.t()).t()).bfloat16()
 
 

@@ -38,9 +38,10 @@ def parts(asked: set[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
             return *found, *fp8_matmul.scaled(x.t().contiguous(), 1, 128)
         return (*found, *(y.t().contiguous() for y in found)) if granularity == "tile_both" else found
 
-    def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+    def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str, bias: Any = None) -> Any:
         asked.add((recipe, (a.shape[0], b.shape[1], a.shape[1])))
-        return fp8_matmul.reference(*(x.double() for x in (a, b, scale_a, scale_b)), recipe).to(torch.bfloat16)
+        out = fp8_matmul.reference(*(x.double() for x in (a, b, scale_a, scale_b)), recipe)
+        return (out if bias is None else out + bias).to(torch.bfloat16)
 
     return quantize, product
 
@@ -62,6 +63,38 @@ def given_by(system: System) -> Callable[..., Any]:
     case = train.WORKLOAD.case(axes, "bf16", "program", **options)
     linear: Callable[..., Any] = train.assemble(case, Assembly(system, Catalog.default())).parts(CPU)["linear"]
     return linear
+
+
+@pytest.mark.parametrize("base", ["torch", "kernelmark"])
+@pytest.mark.parametrize("precision", ["parts_rowwise", "parts_1x128"])
+def test_a_bias_is_added_whoever_multiplies(monkeypatch, parts, base, precision):
+    """Within our product, after that of a library, whose operator has none."""
+    quantize, product = parts
+    taken = []
+
+    def multiply(**given):
+        taken.append("bias" in given)
+        return product(**given)
+
+    def call(self, part, operator, *_):
+        if operator == "fp8_matmul":
+            return multiply
+        return lambda x, granularity, format: quantize(x, granularity)
+
+    monkeypatch.setattr(Assembly, "call", call)
+    given = Assembly(System("x", base=base, precision=precision), Catalog.default())
+    linear = given.linear("bf16", "cpu")
+    x, weight, bias = (torch.randn(shape).bfloat16() for shape in ((3, 5, K), (N, K), (N,)))
+    leaves = [y.requires_grad_() for y in (x, weight, bias)]
+    out = linear(x, weight, bias)
+    assert taken == [base == "kernelmark"]
+    plain = linear(x, weight)
+    torch.testing.assert_close(out, plain + bias, rtol=2**-7, atol=2**-5)
+    grad = torch.randn_like(out)
+    dx, dweight, dbias = torch.autograd.grad(out, leaves, grad)
+    assert torch.equal(dbias, grad.flatten(0, -2).sum(0))
+    assert all(map(torch.equal, (dx, dweight), torch.autograd.grad(plain, leaves[:2], grad)))
+    assert taken[1:] == [False] * 5, "gradients have no bias"
 
 
 # torch.compile makes objects of the functions that it traces.

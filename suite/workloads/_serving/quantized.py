@@ -86,11 +86,10 @@ class Quantized:
         rows = x.flatten(0, -2).contiguous()
         a, scale = self._quantize(rows, "row" if self._rows else "block")
         if self._rows:
-            out = self._product(a, values.t(), scale.reshape(-1, 1), of_weight.reshape(1, -1), "row")
+            out = self._product(a, values.t(), scale.reshape(-1, 1), of_weight.reshape(1, -1), "row", bias)
         else:
-            out = self._product(a, values.t(), scale, of_weight.t(), "block")
-        out = out.view(*x.shape[:-1], len(values))
-        return out if bias is None else out + bias
+            out = self._product(a, values.t(), scale, of_weight.t(), "block", bias)
+        return out.view(*x.shape[:-1], len(values))
 
 
 def quantized(assembly: Assembly, family: str, dtype: str, device: str) -> Quantized | None:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 from kernelmark.suite.measure.verify import deviation, flat
+from kernelmark.suite.operators import fp8_matmul
 
 CPU = torch.device("cpu")
 DENSE = {"B": 2, "H": 4, "Hkv": 2, "S": 200, "D": 32}
 
 
-def compare(name: str, axes: dict[str, int], dtype: str = "fp32", pass_: str = "forward", **options) -> None:
-    operator = importlib.import_module(f"kernelmark.suite.operators.{name}").OPERATOR
+def loaded(name: str) -> Callable[..., torch.Tensor]:
+    """The CPU kernel of that name."""
     with warnings.catch_warnings():
         # Importing Inductor warns of torch.jit, which it still uses itself.
         warnings.simplefilter("ignore", DeprecationWarning)
-        kernel = getattr(importlib.import_module(f"kernelmark.kernels.cpu.{name}"), name)
+        return getattr(importlib.import_module(f"kernelmark.kernels.cpu.{name}"), name)
+
+
+def compare(name: str, axes: dict[str, int], dtype: str = "fp32", pass_: str = "forward", **options) -> None:
+    operator = importlib.import_module(f"kernelmark.suite.operators.{name}").OPERATOR
+    kernel = loaded(name)
     case = operator.case(axes, dtype, pass_, **options)
     inputs = operator.inputs(case, CPU, torch.Generator().manual_seed(1))
     differentiated = operator.gradients if pass_ == "backward" else ()
@@ -83,6 +90,16 @@ def test_eight_bits(mask):
 def test_a_product_of_eight_bits(recipe):
     """Two and a half blocks of columns."""
     compare("fp8_matmul", {"M": 20, "N": 200, "K": 320}, "e4m3", recipe=recipe)
+
+
+def test_a_product_of_eight_bits_adds_a_bias():
+    kernel, given = loaded("fp8_matmul"), fp8_matmul.OPERATOR
+    case = given.case({"M": 20, "N": 200, "K": 320}, "e4m3", "forward")
+    inputs = given.inputs(case, CPU, torch.Generator().manual_seed(1))
+    bias = torch.arange(200).bfloat16()
+    plain, biased = kernel(**inputs), kernel(**inputs, bias=bias)
+    assert biased.dtype == plain.dtype
+    torch.testing.assert_close(biased.double(), plain.double() + bias, rtol=2**-7, atol=0.1)
 
 
 def test_a_layer_in_8_bit_integers():

@@ -363,12 +363,13 @@ def test_eight_bits_in_blocks_are_a_linear_layer():
             return *found, *fp8_matmul.scaled(x.t().contiguous(), 1, 128)
         return (*found, *(y.t().contiguous() for y in found)) if granularity == "tile_both" else found
 
-    def product(a, b, scale_a, scale_b, recipe):
+    def product(a, b, scale_a, scale_b, recipe, bias=None):
         asked.append((recipe, tuple(a.shape), tuple(b.shape)))
         assert a.is_contiguous()
         assert b.t().is_contiguous()
         wide = (x.double() for x in (a, b, scale_a, scale_b))
-        return fp8_matmul.reference(*wide, recipe).to(torch.bfloat16)
+        out = fp8_matmul.reference(*wide, recipe)
+        return (out if bias is None else out + bias).to(torch.bfloat16)
 
     generator = torch.Generator().manual_seed(0)
     x, weight, grad = (
