@@ -6,6 +6,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from inspect import signature
 from typing import Any
 
 from . import _transformers_models
@@ -53,6 +54,13 @@ def given_logits(given: list[list[int]]) -> Any:
     return Given()
 
 
+def _page() -> str:
+    """What its settings call a page's tokens: `block_size` before 5.18."""
+    from transformers import ContinuousBatchingConfig
+
+    return next(x for x in ("page_size", "block_size") if x in signature(ContinuousBatchingConfig).parameters)
+
+
 class Generate:
     """Its manager, which works in a thread of its own and as it chooses by itself: attention, graphs, steps.
     Prefixes are not kept from one generation to the next. A token is there when every sequence has it.
@@ -73,7 +81,7 @@ class Generate:
         kind: Any = GenerationConfig  # it is not annotated
         self._config = kind(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._sizes: dict[str, Any] = {
-            "page_size": PAGE,
+            _page(): PAGE,
             "num_blocks": blocks,
             "max_batch_tokens": max(B, min(B * S, 8192)),
         }

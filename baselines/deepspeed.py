@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from ._terms import Call, forcing
 REQUIRES = ("deepspeed",)
 ENVIRONMENT = "deepspeed"
 DEVICES = ("cuda",)
+ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
+"""The environment variable that says what extensions are compiled for."""
 
 
 def rms_norm(case: Any) -> Call:
@@ -81,7 +84,8 @@ def adamw(case: Any) -> Call:
     ) -> None:
         nonlocal optimizer
         if optimizer is None:
-            optimizer = FusedAdam(params)
+            with _launched():
+                optimizer = FusedAdam(params)
         multi_tensor_applier(
             optimizer.multi_tensor_adam,
             optimizer._dummy_overflow_buf,
@@ -143,16 +147,22 @@ class _Engine(_transformers_models.Training):
 
 @contextlib.contextmanager
 def _launched() -> Iterator[None]:
-    """What its launcher sets, and its engine looks for when it begins."""
-    before = os.environ.get("LOCAL_RANK")
-    os.environ["LOCAL_RANK"] = "0"
+    """What its launcher sets, and its engine looks for when it begins; and architectures as what compiles its
+    kernels reads them: numbers, "9.0" for "9.0a".
+    """
+    given = {"LOCAL_RANK": "0"}
+    if architectures := os.environ.get(ARCHITECTURES):
+        given[ARCHITECTURES] = re.sub(r"(?<=\d)[af]\b", "", architectures)
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["LOCAL_RANK"]
-        else:
-            os.environ["LOCAL_RANK"] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def configuration(

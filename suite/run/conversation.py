@@ -61,9 +61,13 @@ class Conversation:
 
     @property
     def _may_stop(self) -> bool:
-        """Whether the harness may leave what is left to another process: behind a program's last cell."""
-        last, following = self._last, self._left[0].case
-        return last is not None and last.case.pass_ == PROGRAM and last.case != following
+        """Whether the harness may leave what is left to another process: behind a program's last cell, or with a
+        cell that it began and that had no room beside what those before it left.
+        """
+        last, following = self._last, self._left[0]
+        if last is None or last.case.pass_ != PROGRAM:
+            return False
+        return last.case != following.case or self._entered == following.index
 
     def _enter(self, index: int, now_s: float) -> None:
         if not self._facts or not self._left or index != self._left[0].index:

@@ -54,8 +54,8 @@ BROKEN_CONTEXT = 70
 OTHER_RANKS = 75
 """Exit code where the next case takes other ranks than this process has: another goes on (EX_TEMPFAIL)."""
 HELD = 1 << 30
-"""Bytes of a device that may stay taken after a program's case: not every compiled program can be forgotten. With
-more, the next case is left to another process, which has all of the memory.
+"""Bytes of a device that may stay taken after a program: not every compiled one can be forgotten. With more, the
+next case is left to another process, which has all of the memory, and so is a program that had no room beside it.
 """
 
 
@@ -97,6 +97,7 @@ def work(
                     send(CeilingDone(ceiling))
         for (name, _), group in groupby(task.cells, key=lambda x: (x.case.operator, x.case.name)):
             cells = list(group)
+            programs = isinstance(catalog.definition(name), Workload)
             while cells:  # again for those behind one that ended its ranks
                 try:
                     own = worlds.enter(cells, ranks_of(catalog.definition(name), cells[0].case), pristine)
@@ -108,7 +109,9 @@ def work(
                 for result in _measured(task, cells, catalog, device, stages, send, own):
                     send(result)
                     cells = cells[1:]
-            if isinstance(catalog.definition(name), Workload) and device.held() > HELD:
+                if programs and device.held() > HELD:
+                    break
+            if programs and device.held() > HELD:
                 break
     send(Done(stages.spent_s))
 
@@ -302,9 +305,11 @@ def _program(
             yield Result(cell.index, status, f"preparing the check: {reason}", None, spent)
         _leave_if_broken(device, error)
         return
+    prepared_bytes = device.held()
     for cell in cells:
         implementation = next(x for x in catalog.of_operator(case.operator) if x.name == cell.implementation)
         given = first if cell is cells[0] else session(cell)
+        crowded = cell is not cells[0] and device.held() - prepared_bytes > HELD
         try:
             with given.stage("build"):
                 systems = [implementation.load()(case)]
@@ -325,6 +330,8 @@ def _program(
             send(result)
             _leave_if_broken(device, error)
             raise
+        if crowded and result.status == "out_of_memory" and device.group.size == 1:
+            break  # it is tried where nothing is beside it
         yield result
         if _ends_ranks(result, device):
             break

@@ -50,11 +50,13 @@ def test_a_process_may_end_behind_a_case_of_programs_only():
     program = replace(CASE, pass_="program")
     other = replace(program, name="N32")
     said((1, FACTS), (2, ended(0)), (2, ended(1)), (3, Done({})), task=task(program, program, other))
+    said((1, FACTS), (2, ended(0)), (2, Stage("verify", 1)), (3, Done({})), task=task(program, program))
     for cases in ((program, program), (CASE, other), (CASE, replace(CASE, name="N32"))):
         with pytest.raises(OutOfTurn, match="the end came before the last result"):
             said((1, FACTS), (2, ended(0)), (3, Done({})), task=task(*cases))
-    with pytest.raises(OutOfTurn, match="the end came before the last result"):  # it would be started for ever
-        said((1, FACTS), (3, Done({})), task=task(program, other))
+    for begun in ((), ((2, Stage("verify", 0)),)):  # it would be started for ever
+        with pytest.raises(OutOfTurn, match="the end came before the last result"):
+            said((1, FACTS), *begun, (3, Done({})), task=task(program, program))
 
 
 @pytest.mark.parametrize(

@@ -686,6 +686,25 @@ def test_a_case_of_programs_that_leaves_memory_behind_ends_its_process(make, roo
     assert ({x.status for x in journal.records}, seen) == ({"ok"}, {(1.0,)})
 
 
+CROWDED = FULL.replace(
+    "    cases.add(case.name)\n",
+    '    cases.add(system)\n    if len(cases) > 1:\n        raise MemoryError("no room beside what is left")\n',
+)
+
+
+def test_a_program_without_room_beside_what_was_left_is_tried_in_a_process_of_its_own(make, root):
+    systems = ", ".join(f'"{x}": lambda case: "{x}"' for x in ("one", "two", "three"))
+    for folder, name, text in (
+        ("workloads", "fills", CROWDED),
+        ("baselines", "leavers", f'IMPLEMENTATIONS = {{"fills": {{{systems}}}}}\n'),
+    ):
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder / f"{name}.py").write_text(text)
+    fills = ('operator = "double"', 'operator = "fills"\npass = "program"'), ('cache = "hot"\n', "")
+    journal = read(make(N=(16, 32), implementations=("one", "two", "three"), told=fills).execute())
+    assert [(x.status, x.measurement.samples["cases"]) for x in journal.records] == [("ok", (1.0,))] * 6
+
+
 def test_a_process_measures_up_to_the_second_of_what_it_has_once():
     def cell(name, once):
         return SimpleNamespace(implementation=SimpleNamespace(name=name, once=once))

@@ -144,6 +144,41 @@ def test_a_process_that_still_holds_programs_leaves_the_next_case_to_another(hel
     assert isinstance(sent[-1], Done)
 
 
+@pytest.mark.parametrize(
+    ("left", "measured"), [(worker.HELD, ["ok", "out_of_memory", "ok"]), (worker.HELD + 1, ["ok"])]
+)
+def test_what_has_no_room_beside_what_was_left_is_left_to_another_process(left, measured):
+    """The first program leaves so much; what the case itself holds does not count."""
+
+    class Full(Cpu):
+        bytes = 7 * worker.HELD  # the answer's
+
+        def held(self):
+            return self.bytes
+
+    device = Full()
+    seen = Measurement({"step": (1.0,)}, "monotonic")
+
+    calls = iter(("goes", "has no room", "goes"))
+
+    def measure(case, system, session, prepared):
+        device.bytes = 7 * worker.HELD + left
+        if next(calls) == "has no room":
+            raise MemoryError("no room")
+        return seen
+
+    case = train.WORKLOAD.case({"B": 1, "S": 8}, "fp32", "program", model="llama-tiny", state="plain")
+    catalog = Catalog.default()
+    workload = replace(train.WORKLOAD, prepare=lambda *_: None, measure=measure)
+    catalog.__dict__["workloads"] = {"train": workload}
+    names = ("torch", "torch_compile", "torch_compile_blocks")
+    cells = tuple(TaskCell(i, case, name, "hot") for i, name in enumerate(names))
+    sent: list[Message] = []
+    work(Task("cpu", 1, 0, cells, SAMPLING, ceilings=False), sent.append, device, {"threads": 2}, catalog)
+    assert [x.status for x in results(sent).values()] == measured
+    assert isinstance(sent[-1], Done)
+
+
 def test_a_failure_leaves_the_inputs_as_they_were(task, root):
     path = root / "baselines" / "many.py"
     path.write_text(path.read_text().replace('raise ValueError("no', 'x.zero_()\n    raise ValueError("no'))
