@@ -15,6 +15,7 @@ import functools
 import itertools
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -61,12 +62,16 @@ TECHNIQUES_LARGE = "20261127-193504-a011"
 """Plan `memory-techniques`, as much as 2,038 s hold, and what is left of it."""
 TECHNIQUES_STATES = "20261127-201438-2038"
 """A row that was lost of the latter."""
+TECHNIQUES_OFFLOADED = "20261128-081205-bed8"
+"""Libraries' states on the host, on a host of twice the memory."""
 TECHNIQUES_BEFORE = "20261124-185110-eaf7"
 """Small models, on another host."""
 PRECISION_PART = "20261127-124228-f3ea"
 """Plan `precision`, as much as 300 s hold."""
 PRECISION = "20261128-032023-68ba"
-"""The same from the start, GPT-2 124M and 350M, to be gone on with."""
+"""The same from the start, to be gone on with."""
+FP8_GRAPH = "20261128-082456-0e0c"
+"""A case of it again, after products in 8 bits add a bias themselves."""
 PRECISION_8B = "20261127-231424-32a7"
 """Its largest model."""
 RANKS = "20261122-224109-fd6e"
@@ -97,6 +102,8 @@ DECODE = (
     "20261124-084457-4fcc",
     "20261124-144835-8c68",
 )
+GENERATE = "20261128-082630-2599"
+"""Plan `generate` from the start, to be gone on with."""
 PASSES = "20261123-082652-b54c"
 SERVED = "20261123-082432-ef9b"
 SERVED_RATE = "20261124-044417-2c68"
@@ -218,9 +225,10 @@ def page() -> str:
         *_every("Precisions, as far as they came", PRECISION_PART),
         "The loss of `fp16_scaled` multiplied in fp32 there, which autocast does in fp16: that row is slower than "
         "what users have.",
-        *_every("Precisions of GPT-2 124M and 350M, as far as they came", PRECISION),
-        "Rows of 350M with a scale a row or for 128 elements were refused, torchao's and ours alike, for what "
-        "three steps change of the last norm's bias ([what rounding makes of it](training.md#not-yet)).",
+        *_every("Precisions from 124 M to 6.7 B, as far as they came", PRECISION),
+        f"Refused were {_refused(PRECISION)}: for what three steps change of the last norm's bias, or for a "
+        "gradient ([what rounding makes of it](training.md#not-yet)).",
+        *_every("GPT-2 124M in 8 bits, a bias added by the product", FP8_GRAPH),
         *_every("Precisions of 8 B parameters, as far as they came", PRECISION_8B),
         "All rows in 8 bits were refused for gradients of queries and keys, most likely for what rounding alone "
         "makes of them in so many layers ([the bound](training.md#precision)).",
@@ -680,10 +688,13 @@ def _techniques() -> list[str]:
         f"(`clip0.0`). Where the table says so, the device had no memory for these tokens. `{ended}` was ended "
         "by the system, most likely as the host's 125 GiB do not hold the answer and what it keeps too. The row "
         f"of `{lost}` at 3.2 B was lost to an error of the harness, mended since; run `{TECHNIQUES_STATES}`, on "
-        "another H200, has it: out of memory. There are no rows of DeepSpeed.",
+        "another H200, has it: out of memory. DeepSpeed's rows are in the run below.",
         _programs(TECHNIQUES_LARGE, moved, "train", failed=True),
         "A decoder block's forward pass:",
         _programs(TECHNIQUES_LARGE, (_number("ms a pass"), BEST), "forward"),
+        "### Libraries that keep states on the host",
+        f"{_where(journal(TECHNIQUES_OFFLOADED))} A host of 252 GiB. {_unmeasured(TECHNIQUES_OFFLOADED)}",
+        _programs(TECHNIQUES_OFFLOADED, moved, "train"),
         "## Techniques of training before, on another host",
         _where(journal(TECHNIQUES_BEFORE)),
         _programs(TECHNIQUES_BEFORE, steps, "train"),
@@ -714,6 +725,18 @@ def _programs(run: str, columns: Sequence[Column], workload: str = "", failed: b
 
 def _unanswered(row: Row) -> bool:
     return (row.reason or "").startswith("preparing the check")
+
+
+def _refused(run: str) -> str:
+    """How many rows of a run were refused, by case."""
+    found = Counter(x.case for x in rows_of(run) if x.status == "incorrect")
+    return ", ".join(f"{count} rows of {case}" for case, count in found.items())
+
+
+def _unmeasured(run: str) -> str:
+    """Every row of a run without a value, and why."""
+    lost = (x for x in rows_of(run) if x.value() is None and x.status not in ("unavailable", "unsupported"))
+    return " ".join(f"`{x.implementation}` of {x.case}: {x.status}, {x.reason}." for x in lost)
 
 
 def _row(run: str, implementation: str, **axes: int) -> Row:
@@ -1091,7 +1114,13 @@ def _decoding() -> list[str]:
     ]
     for run in DECODE:
         parts += [_where(journal(run)), _programs(run, columns)]
-    return parts
+    return [
+        *parts,
+        "### Plan `generate`, as far as it came",
+        f"{_where(journal(GENERATE))} Of Llama 3.2 1B too, and with products in 8 bits (`e4m3`) by a scale a row "
+        "or for 128 elements.",
+        _programs(GENERATE, columns),
+    ]
 
 
 def _passes() -> list[str]:

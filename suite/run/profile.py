@@ -27,6 +27,8 @@ COPY = re.compile(
     r"|^triton_poi_fused(_(_to_copy|copy_|clone|view|_unsafe_view|t|transpose|permute))+(_\d+)?$",
     re.I,
 )
+NAMELESS = "Kernel"
+"""What the profiler calls a function of the name `kernel`."""
 LONGEST = 200
 """Characters of a kernel's name that a journal keeps: templates of C++ have thousands."""
 MOST = 1000
@@ -114,7 +116,7 @@ def launches(found: Profile, case: Case, implementation: str) -> Launches:
 def _kind(name: str, category: str, ours: Collection[str]) -> KernelKind:
     if DEVICE.get(category) == "copy" or COPY.search(name):
         return "copy"
-    if name in ours or name.startswith("kernelmark::"):
+    if name in ours or name.startswith("kernelmark::") or (name == NAMELESS and NAMELESS.lower() in ours):
         return "ours"
     return "product" if PRODUCT.search(name) else "other"
 

@@ -76,6 +76,12 @@ def test_our_kernels_are_known_by_their_functions():
     assert not {"rms_norm", "attention"} & found
 
 
+@pytest.mark.parametrize(("ours", "kind"), [({"kernel"}, "ours"), ({"_norm"}, "other")])
+def test_the_profiler_has_no_name_for_a_function_called_kernel(ours, kind):
+    trace = {"traceEvents": [event(STEP, "user_annotation", 0, 10), event("Kernel", "kernel", 0, 10)]}
+    assert [x.kind for x in summarized(trace, 1, ours, "cuda").kernels] == [kind]
+
+
 def test_what_nsight_compute_says():
     text = (
         "==PROF== Connected to process 7\n"
