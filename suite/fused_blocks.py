@@ -1,4 +1,5 @@
-"""Layers in E4M3 with a scale for 128 elements, whose norms and gates write 8 bits: what precision
+"""What our kernels are fused of, beyond the operators: attention of a whole projection; quantized gradients with
+their sums; layers in E4M3 with a scale for 128 elements, whose norms and gates write 8 bits: what precision
 `parts_1x128_fused` is, beside `parts_1x128`, which reads again what these wrote in 16 bits.
 """
 
@@ -16,6 +17,22 @@ Products = Callable[..., Any]
 def _kernels(catalog: Stock, name: str) -> Any:
     """The file of one of our kernels, which has what they are fused of beside the operator."""
     return catalog.own_file("kernels", name)
+
+
+def packed(catalog: Stock, attention: Callable[..., Any]) -> Callable[..., Any]:
+    """Our attention, which takes a whole projection too: `packed(projected, mask)` is an attribute of it."""
+
+    def call(**given: Any) -> Any:
+        return attention(**given)
+
+    call.packed = _kernels(catalog, "attention").attention_packed  # type: ignore[attr-defined]  # functions have any
+    return call
+
+
+def summed(catalog: Stock) -> Callable[..., Any]:
+    """A gradient (M, N) quantized as it is and transposed, and the sums of its columns, of one read."""
+    found: Callable[..., Any] = _kernels(catalog, "fp8_quant").both_summed
+    return found
 
 
 def normed(catalog: Stock, quantize: Products, product: Products) -> Callable[..., Any]:

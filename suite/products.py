@@ -74,8 +74,13 @@ def by_blocks(quantize: Callable[..., Any], product: Callable[..., Any]) -> Call
     What both passes multiply is read once, and quantized as it is and transposed: an input and a weight in the
     forward pass, which keeps their transposes in 8 bits for the backward pass, a gradient there. A weight is
     quantized anew in each forward pass: beside its inputs it is small, and a CUDA graph must not keep an old one.
+
+    Who quantizes may sum a gradient's columns in the same read, for the gradient of a bias: its attribute `summed`
+    gives those sums too.
     """
     import torch
+
+    summed = getattr(quantize, "summed", None)
 
     class Products(torch.autograd.Function):
         @staticmethod
@@ -89,9 +94,13 @@ def by_blocks(quantize: Callable[..., Any], product: Callable[..., Any]) -> Call
         def backward(ctx: Any, grad: Any) -> Any:
             x, of_x, w, of_weight = ctx.saved_tensors
             grad = grad.contiguous()
-            g, scale, across, of_grad = quantize(grad, "both")
+            if ctx.needs_input_grad[2] and summed is not None:
+                g, scale, across, of_grad, of_bias = summed(grad)
+            else:
+                g, scale, across, of_grad = quantize(grad, "both")
+                of_bias = _of_bias(ctx, grad)
             dx = product(g, w.t(), scale, of_weight.t(), "block")
-            return dx, product(across, x.t(), of_grad, of_x.t(), "group"), _of_bias(ctx, grad)
+            return dx, product(across, x.t(), of_grad, of_x.t(), "group"), of_bias
 
     def multiply(x: Any, weight: Any, bias: Any) -> Any:
         if torch.is_grad_enabled():

@@ -93,6 +93,9 @@ NAMED = (LINEAR, "qkv_rope")
 of them together with other parts.
 """
 
+ATTENTION = "attention"
+"""The part that has a form of its own for a whole projection, where it is our kernel."""
+
 TRACED = (EAGER, PROVIDER)
 """Providers whose parts torch.compile looks into; those of others it calls as they are."""
 
@@ -332,10 +335,20 @@ class Assembly:
         for part in chosen.model.named(chosen.configuration, B, S):
             if {part.name, part.operator} & self.system.parts.keys():
                 found[part.name] = self.call(part.name, part.operator, part.axes, part.options, dtype, device)
+        if ATTENTION in found and self._own_attention(device):
+            from . import fused_blocks
+
+            found[ATTENTION] = fused_blocks.packed(self.catalog, found[ATTENTION])
         products = chosen.model.products(chosen.configuration, B, S)
         if self.system.precision == "parts_1x128_fused":
             found |= self._fused_blocks(chosen, dtype, device, products)
         return found | {"linear": self.linear(dtype, device, products)}
+
+    def _own_attention(self, device: str) -> bool:
+        """Whether attention is our kernel for GPUs as the system is all ours: a part by choice is the operator."""
+        if device != "cuda" or self.system.base != PROVIDER or ATTENTION in self.system.parts:
+            return False
+        return self.implementation(ATTENTION, ATTENTION, device).provider == PROVIDER
 
     def _fused_blocks(
         self, chosen: Chosen, dtype: str, device: str, products: Sequence[Part]
@@ -414,6 +427,10 @@ class Assembly:
             return call(x=x, granularity=granularity, format="e4m3")
 
         own = self.implementation("linear", "fp8_matmul", device).provider == PROVIDER
+        if device == "cuda" and self.implementation("linear", "fp8_quant", device).provider == PROVIDER:
+            from . import fused_blocks
+
+            quantize.summed = fused_blocks.summed(self.catalog)  # type: ignore[attr-defined]  # functions have any
 
         def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str, bias: Any = None) -> Any:
             M, N, K = a.shape[0], b.shape[1], a.shape[1]

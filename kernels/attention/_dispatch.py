@@ -37,6 +37,8 @@ HOPPER = ("forward", "backward")
 TAKEN = frozenset({("forward", "sinks"), ("forward", "cap"), ("backward", "sinks"), ("backward", "cap")})
 """By pass what those kernels do of sinks and caps; the rest is the portable kernels'."""
 
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of queries, keys and values, or these themselves."""
 Path = Literal["pointers", "descriptors", "hopper"]
 """How tiles are loaded, and by which kernels: the portable ones through pointers or by the tensor memory
 accelerator, or those for Hopper, of which the backward pass's are the two that add nothing up in memory."""
@@ -247,14 +249,16 @@ def launch_backward(
     sinks: torch.Tensor | None = None,
     cap: float = 0.0,
     path: Path | None = None,
+    gradients: Gradients | None = None,
 ) -> tuple[Any, Any, Any, Any]:
-    """dQ, dK, dV and the gradient in sinks, empty where there are none. `lse` and the gradient in it are of base
-    2. `path` as in `launch_forward`; the unordered kernel for Hopper is taken where none is asked for, nor
-    PyTorch for deterministic algorithms.
+    """dQ, dK, dV, in `gradients` if these are given, and the gradient in sinks, empty where there are none. `lse`
+    and the gradient in it are of base 2. `path` as in `launch_forward`; the unordered kernel for Hopper is taken
+    where none is asked for, nor PyTorch for deterministic algorithms.
     """
     S, Sk = q.shape[2], k.shape[2]
     window = bounded(window, S, Sk)
-    dq, dk, dv, ds = like(q), like(k), like(v), like_sinks(q, sinks)
+    dq, dk, dv = gradients or (like(q), like(k), like(v))
+    ds = like_sinks(q, sinks)
     if dq.numel() == 0 or dk.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_(), ds.zero_()
     q, k, v, grad = row_contiguous(q), row_contiguous(k), row_contiguous(v), row_contiguous(grad)
@@ -309,9 +313,10 @@ def prepare_backward(
     grad_lse: torch.Tensor | None,
     sinks: torch.Tensor | None,
     cap: float,
+    gradients: Gradients | None = None,
 ) -> Callable[..., tuple[Any, Any, Any, Any]]:
     """`launch_backward` of all inputs that are alike: where nothing has to be copied first, all but memory and
-    addresses is decided here.
+    addresses is decided here. Given `gradients`, it is for such, and is called with them.
     """
     S, Sk = q.shape[2], k.shape[2]
     hopper = hopper_modules(q.device) if "backward" in HOPPER else None
@@ -319,7 +324,7 @@ def prepare_backward(
     if not plain or q.numel() == 0 or v.numel() == 0 or Sk == 0:
         return launch_backward
     window = bounded(window, S, Sk)
-    gradients = like(q), like(k), like(v)
+    gradients = gradients or (like(q), like(k), like(v))
     of_q, of_k, of_v = map(_made, gradients)
     of_sinks = _made(like_sinks(q, sinks))
     if (
@@ -343,8 +348,11 @@ def prepare_backward(
             grad_lse: torch.Tensor | None,
             sinks: torch.Tensor | None,
             cap: float,
+            *,
+            gradients: Gradients | None = None,
         ) -> tuple[Any, Any, Any, Any]:
-            dq, dk, dv, ds = of_q(), of_k(), of_v(), of_sinks()
+            dq, dk, dv = gradients or (of_q(), of_k(), of_v())
+            ds = of_sinks()
             delta = kernels(q, k, v, grad, out, lse, grad_lse, dq, dk, dv)
             to_sinks(sinks, lse, delta, ds)
             return dq, dk, dv, ds
@@ -370,16 +378,60 @@ def prepare_backward(
         grad_lse: torch.Tensor | None,
         sinks: torch.Tensor | None,
         cap: float,
+        *,
+        gradients: Gradients | None = None,
     ) -> tuple[Any, Any, Any, Any]:
         if torch.are_deterministic_algorithms_enabled():
-            return launch_backward(grad, q, k, v, out, lse, causal, window, grad_lse, sinks, cap)
-        dq, dk, dv, ds = of_q(), of_k(), of_v(), of_sinks()
+            return launch_backward(
+                grad, q, k, v, out, lse, causal, window, grad_lse, sinks, cap, gradients=gradients
+            )
+        dq, dk, dv = gradients or (of_q(), of_k(), of_v())
+        ds = of_sinks()
         level, delta = statistics(of_rows, out, grad, lse)
         if grad_lse is not None:
             delta[..., :S].sub_(grad_lse, alpha=LOG2E)
         run(plan, grad, q, k, v, level, delta, dq, dk, dv)
         to_sinks(sinks, lse, delta, ds)
         return dq, dk, dv, ds
+
+    return launched
+
+
+def thirds(projected: torch.Tensor) -> Gradients:
+    """(B, H, S, D) views of queries, keys and values, or of their gradients, in (B, S, 3, H, D)."""
+    q, k, v = projected.transpose(1, 3).unbind(2)
+    return q, k, v
+
+
+def prepare_packed(projected: torch.Tensor, causal: bool) -> Callable[..., tuple[Any, Any]]:
+    """The forward pass of all three in one tensor: the output (B, S, H, D), and its log-sum-exp."""
+    run = prepare_forward(*thirds(projected), causal, 0)
+
+    def launched(projected: torch.Tensor, causal: bool) -> tuple[Any, Any]:
+        out, lse = run(*thirds(projected), causal, 0)
+        return out.transpose(1, 2).contiguous(), lse
+
+    return launched
+
+
+def prepare_packed_backward(
+    grad: torch.Tensor, projected: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, causal: bool
+) -> Callable[..., Any]:
+    """The gradient in one tensor that has all three: kernels write it where it lies."""
+
+    def given(
+        grad: torch.Tensor, projected: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, causal: bool
+    ) -> Any:
+        rest = out.transpose(1, 2), lse, causal, 0, None, None, 0.0
+        return grad.transpose(1, 2), *thirds(projected), *rest
+
+    memory = room(projected.shape, projected.dtype, projected.device)
+    run = prepare_backward(*given(grad, projected, out, lse, causal), gradients=thirds(memory()))
+
+    def launched(*arguments: Any) -> Any:
+        found = memory()
+        run(*given(*arguments), gradients=thirds(found))
+        return found
 
     return launched
 

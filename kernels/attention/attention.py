@@ -23,7 +23,15 @@ import torch
 
 from .._common import check, choice, on, operator
 from .._launch import prepared
-from ._dispatch import launch_forward, like_sinks, prepare_backward, prepare_forward
+from ._dispatch import (
+    launch_forward,
+    like_sinks,
+    prepare_backward,
+    prepare_forward,
+    prepare_packed,
+    prepare_packed_backward,
+    thirds,
+)
 from ._tile_functions import LOG2E
 from ._tiling import like, output_like
 
@@ -109,6 +117,18 @@ def attention(
     return output, _natural(level)
 
 
+def attention_packed(projected: torch.Tensor, mask: Literal["causal", "full"] = "causal") -> torch.Tensor:
+    """`attention` of queries, keys and values that one projection left beside each other: of (B, S, 3, H, D), the
+    output (B, S, H, D). Its gradient lies as the input does, so that none of the three is copied in either pass:
+    gradients of views of a projection are put together by a copy of all three.
+
+    Raises as `attention` does.
+    """
+    choice("mask", mask, ("causal", "full"))
+    found: torch.Tensor = _packed(projected, mask == "causal")[0]
+    return found
+
+
 def attention_into(
     out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"]
 ) -> torch.Tensor:
@@ -159,6 +179,14 @@ def _check(
         check("sinks", sinks, shape=(H,), like=q)
     if not 0 <= cap < math.inf:
         raise ValueError(f"cap is {cap}, expected a number above 0, or 0 for none")
+
+
+def _check_packed(projected: torch.Tensor, causal: bool) -> None:
+    """Raises what `attention_packed` says."""
+    check("projected", projected, dim=5)
+    if projected.shape[2] != 3:
+        raise ValueError(f"projected has shape {tuple(projected.shape)}, expected (B, S, 3, H, D)")
+    _check(*thirds(projected), causal, 0, None, 0.0)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -220,4 +248,36 @@ _gradients = operator(
         like(v),
         like_sinks(q, sinks),
     ),
+)
+
+
+def _save_packed(ctx: Any, inputs: Any, output: Any) -> None:
+    projected, ctx.causal = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(projected, *output)
+
+
+def _differentiate_packed(ctx: Any, grad: torch.Tensor | None, _: None) -> tuple[Any, None]:
+    return None if grad is None else _packed_gradients(grad, *ctx.saved_tensors, ctx.causal), None
+
+
+def _empty_packed(projected: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    B, S, _, H, D = projected.shape
+    return projected.new_empty(B, S, H, D), projected.new_empty(B, H, S, dtype=torch.float32)
+
+
+_packed = operator(
+    "attention_packed(Tensor projected, bool causal) -> (Tensor, Tensor)",
+    prepared(prepare_packed, _check_packed),
+    _empty_packed,
+    _save_packed,
+    _differentiate_packed,
+    _check_packed,
+    hidden=1,
+)
+
+_packed_gradients = operator(
+    "attention_packed_backward(Tensor grad, Tensor projected, Tensor out, Tensor lse, bool causal) -> Tensor",
+    prepared(prepare_packed_backward),
+    lambda grad, projected, *_: projected.new_empty(projected.shape),
 )

@@ -38,6 +38,9 @@ TILE_WARPS = 4
 COLUMNS, COLUMN_WARPS = 64, 4
 """Columns and warps of a program of granularity "column"; a row that it writes has the 128 bytes of a group."""
 
+TOTAL_ROWS = 32
+"""Groups' sums that a program adds up at a time."""
+
 BOTH_WARPS = 8
 """Of a program with maxima along rows and columns: 128 × 128 numbers in fp32 are 64 registers a thread."""
 
@@ -50,6 +53,7 @@ H200; at 128 MiB saying so costs as much.
 Two = tuple[torch.Tensor, torch.Tensor]
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @overload
@@ -260,11 +264,13 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     LARGEST: tl.constexpr,
     GROUP: tl.constexpr,
     HINT: tl.constexpr,
+    SUMMED: tl.constexpr,
 ):
     """GROUP rows of GROUP columns a program: `_block` with scales column by column, and `_column`, of one read.
 
     With `other`, if it is not None, of what is computed of x first: with `rstds`, if they are not None, the norm
-    x · rstd · other, other a weight of columns; without them silu(x) · other, which lies as x does.
+    x · rstd · other, other a weight of columns; without them silu(x) · other, which lies as x does. SUMMED: of x
+    as it is, and `other` gets the sum of each group's rows, as rows of N.
     """
     across = tl.cdiv(N, GROUP)
     group = (tl.program_id(0) // across).to(tl.int64)
@@ -273,7 +279,9 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     col = beside * GROUP + tl.arange(0, GROUP)
     inside = (row < M)[:, None] & (col < N)[None, :]
     value = tl.load(x + row[:, None] * stride + col[None, :], inside, 0.0, eviction_policy=HINT).to(tl.float32)
-    if rstds is not None:
+    if SUMMED:
+        tl.store(other + group * N + col, tl.sum(value, 0), col < N)
+    elif rstds is not None:
         weight = tl.load(other + col, col < N, 0.0).to(tl.float32)
         value = value * tl.load(rstds + row, row < M, 0.0)[:, None] * weight[None, :]
     elif other is not None:
@@ -287,6 +295,18 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tl.store(turned_scales + group * N + col, largest / LARGEST, col < N)
     own = (value * (LARGEST / largest)[None, :]).to(q.dtype.element_ty)
     tl.store(turned + col[:, None] * M + row[None, :], tl.trans(own), tl.trans(inside), eviction_policy=HINT)
+
+
+@triton.jit
+def _total(parts, sums, count, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The sums of COLUMNS columns of `count` rows of N a program, in their order."""
+    col = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for first in range(0, count, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row < count)[:, None] & (col < N)[None, :]
+        total += tl.sum(tl.load(parts + row.to(tl.int64)[:, None] * N + col[None, :], inside, 0.0), 0)
+    tl.store(sums + col, total.to(sums.dtype.element_ty), col < N)
 
 
 def _empty(x: torch.Tensor, granularity: str, format: str, layout: str) -> Two:
@@ -468,9 +488,9 @@ def _empty_both(x: torch.Tensor, format: str) -> Four:
     return *_empty(x, "block", format, "matmul"), *_empty(x, "column", format, "matmul")
 
 
-def _planned_both(x: torch.Tensor, format: str, *absent: None) -> Callable[..., Four]:
+def _planned_both(x: torch.Tensor, format: str, *absent: None, summed: bool = False) -> Callable[..., Four]:
     """`_both` for tensors like x: a function of x, which lies in rows by then, and of `other` and `rstds`.
-    `absent` has None for each of these two that is not given, the last first.
+    `absent` has None for each of these two that is not given, the last first. `summed`: `other` is for sums.
     """
     if x.numel() == 0:
         return lambda x, *_: _of_nothing(_empty_both(x, format), format)
@@ -488,6 +508,7 @@ def _planned_both(x: torch.Tensor, format: str, *absent: None) -> Callable[..., 
         LARGEST=LARGEST[format],
         GROUP=GROUP,
         HINT=_hint(x),
+        SUMMED=summed,
         num_warps=BOTH_WARPS,
     )
     of_q, of_scale, of_turned, of_turned_scale = map(_room, _empty_both(x, format))
@@ -563,6 +584,43 @@ def _prepare_swiglu_both(gate: torch.Tensor, up: torch.Tensor) -> Callable[..., 
     return run
 
 
+def both_summed(x: torch.Tensor) -> Five:
+    """`fp8_quant(x, "both")` of x (M, N) in bf16, fp16 or fp32, and the sums of its columns (N,), of one read:
+    what a layer with a bias wants of its output's gradient. They are added in fp32, in an order of their own that
+    is the same each time, and rounded to x's dtype.
+    """
+    five: Five = _both_summed(x)
+    return five
+
+
+def _check_both_summed(x: torch.Tensor) -> None:
+    check("x", x, dim=2)
+
+
+def _prepare_both_summed(x: torch.Tensor) -> Callable[..., Five]:
+    planned, copied = _planned_both(x, "e4m3", None, summed=True), not in_rows(x)
+    M, N = x.shape
+    if x.numel() == 0:
+        return lambda x: (*planned(x), x.new_zeros(N))
+    groups, device = cdiv(M, GROUP), x.device
+    of_parts, of_sums = room((groups, N), torch.float32, device), room((N,), x.dtype, device)
+    add = Launch(_total, (cdiv(N, COLUMNS),), groups, N, ROWS=TOTAL_ROWS, COLUMNS=COLUMNS, num_warps=COLUMN_WARPS)
+
+    def run(x: torch.Tensor) -> Five:
+        parts, sums = of_parts(), of_sums()
+        found = planned(rows(x) if copied else x, parts)
+        add(device, parts, sums)
+        return *found, sums
+
+    return run
+
+
+_both_summed = operator(
+    "fp8_quant_both_summed(Tensor x) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    prepared(_prepare_both_summed, _check_both_summed),
+    lambda x: (*_empty_both(x, "e4m3"), x.new_empty(x.shape[1])),
+    check=_check_both_summed,
+)
 _norm_both = operator(
     "norm_both(Tensor h, Tensor rstd, Tensor weight) -> (Tensor, Tensor, Tensor, Tensor)",
     prepared(_prepare_norm_both, _check_norm_both),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..model import FINAL_GAIN, Model, Part, Parts, Weight, biases, gains, matrix
+from ._heads import attending
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +103,7 @@ def module(c: Bert, parts: Parts) -> torch.nn.Module:
     from torch.utils.checkpoint import checkpoint
 
     linear = parts["linear"]
+    attended = attending(parts["attention"], c.heads, "full")
     shapes = {name: weight.shape for name, weight in weights(c).items()}
 
     def normed(x: Any, weight: Any, bias: Any) -> Any:
@@ -117,10 +119,8 @@ def module(c: Bert, parts: Parts) -> torch.nn.Module:
 
         def forward(self, h: Any) -> Any:
             """(B, S, D) to (B, S, D); q, k, v are views of one projection."""
-            B, S, D = h.shape
             projected = linear(h, self.projection, self.projection_bias)
-            q, k, v = projected.view(B, S, 3, c.heads, c.head).permute(2, 0, 3, 1, 4).unbind(0)
-            out = parts["attention"](q=q, k=k, v=v, mask="full").transpose(1, 2).reshape(B, S, D)
+            out = attended(projected)
             h = h + linear(out, self.output, self.output_bias)
             h = normed(h, self.attention_norm, self.attention_norm_bias)
             up = parts["activation"](x=linear(h.flatten(0, 1), self.up, self.up_bias), approximate="none")

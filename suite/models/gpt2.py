@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..model import FINAL_GAIN, Model, Part, Parts, Weight, biases, gains, matrix
+from ._heads import attending
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +105,7 @@ def module(c: Gpt2, parts: Parts) -> torch.nn.Module:
     from torch.utils.checkpoint import checkpoint
 
     linear = parts["linear"]
+    attended = attending(parts["attention"], c.heads, "causal")
     shapes = {name: weight.shape for name, weight in weights(c).items()}
 
     class Layer(nn.Module):
@@ -116,12 +118,10 @@ def module(c: Gpt2, parts: Parts) -> torch.nn.Module:
 
         def forward(self, h: Any) -> Any:
             """(B, S, D) to (B, S, D); q, k, v are views of one projection."""
-            B, S, D = h.shape
             y = parts["norm"](x=h, weight=self.attention_norm, bias=self.attention_norm_bias, eps=c.eps)
             projected = linear(y, self.projection, self.projection_bias)
-            q, k, v = projected.view(B, S, 3, c.heads, c.head).permute(2, 0, 3, 1, 4).unbind(0)
-            out = parts["attention"](q=q, k=k, v=v, mask="causal")
-            h = h + linear(out.transpose(1, 2).reshape(B, S, D), self.output, self.output_bias)
+            out = attended(projected)
+            h = h + linear(out, self.output, self.output_bias)
             y = parts["norm"](x=h, weight=self.feed_norm, bias=self.feed_norm_bias, eps=c.eps)
             up = linear(y.flatten(0, 1), self.up, self.up_bias)
             up = parts["activation"](x=up, approximate="tanh")

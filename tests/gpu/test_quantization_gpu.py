@@ -9,7 +9,14 @@ import random
 import pytest
 import torch
 from kernelmark.kernels import _common
-from kernelmark.kernels.quantization.fp8_quant import GROUP, LARGEST, fp8_quant, norm_both, swiglu_both
+from kernelmark.kernels.quantization.fp8_quant import (
+    GROUP,
+    LARGEST,
+    both_summed,
+    fp8_quant,
+    norm_both,
+    swiglu_both,
+)
 
 HALF = 2.0**-4
 """Half a step of E4M3 (3 bits of mantissa) over the number."""
@@ -85,6 +92,10 @@ def test_what_is_made_in_the_kernel_is_held_to_its_formula(seed):
         q, scale, across, of_across = norm_both(h, rstd, weight)
         holds(q, scale, want, 1, GROUP)
         holds(across, of_across, want.t(), 1, GROUP)
+        *found, sums = both_summed(h)
+        assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, fp8_quant(h, "both"), strict=True))
+        exact, size = h.double().sum(0), h.double().abs().sum(0)
+        assert ((sums.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-6 * size).all()
         want = torch.nn.functional.silu(h.float()) * up.float()
         q, scale, across, of_across = swiglu_both(h, up)
         holds(q, scale, want, 1, GROUP)

@@ -8,6 +8,7 @@ from kernelmark.kernels.quantization.fp8_quant import (
     GRANULARITIES,
     LARGEST,
     LAYOUTS,
+    both_summed,
     fp8_quant,
     norm_both,
     swiglu_both,
@@ -193,6 +194,8 @@ def test_wrong_arguments(error, message, arguments):
         (norm_both, (torch.ones(2, 3), torch.ones(3), torch.ones(3)), ValueError, "rstd has shape"),
         (norm_both, (torch.ones(2, 3), torch.ones(2).half(), torch.ones(3)), TypeError, "rstd has dtype"),
         (norm_both, (torch.ones(2, 3), torch.ones(2), torch.ones(2)), ValueError, "weight has shape"),
+        (both_summed, (torch.ones(3),), ValueError, "x has shape .*, expected 2"),
+        (both_summed, (torch.ones(2, 3).double(),), TypeError, "x has dtype"),
         (swiglu_both, (torch.ones(3), torch.ones(3)), ValueError, "gate has shape .*, expected 2"),
         (swiglu_both, (torch.ones(2, 3), torch.ones(3, 2)), ValueError, "up has shape"),
         (swiglu_both, (torch.ones(2, 3), torch.ones(2, 3).half()), TypeError, "up has dtype"),
@@ -214,6 +217,7 @@ def test_registration(x):
     if x.dim() == 2:
         torch.library.opcheck(of.norm_both.default, (x, torch.rand(x.shape[0]), torch.rand(x.shape[1])))
         torch.library.opcheck(of.swiglu_both.default, (x, x.clone()))
+        torch.library.opcheck(of.fp8_quant_both_summed.default, (x,))
 
 
 CALLS = {
@@ -224,6 +228,7 @@ CALLS = {
     },
     "norm": lambda x: norm_both(x, x.abs().amax(1), x.abs().amax(0)),
     "swiglu": lambda x: swiglu_both(x, x.flip(0)),
+    "summed": both_summed,
 }
 
 
@@ -280,6 +285,24 @@ def dequantized(q, scale, turned, turned_scale):
     across = q.float() * scale.repeat_interleave(128, 1)[:, : q.shape[1]]
     down = turned.float() * turned_scale.repeat_interleave(128, 1)[:, : turned.shape[1]]
     return across, down.t()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1), (128, 128), (131, 300), (4300, 70), (5, 129)])
+def test_sums_of_the_same_read(shape, dtype):
+    x = (torch.randn(shape[0], shape[1] + 7) + 0.3).to(dtype)[:, 3:-4]
+    *found, sums = both_summed(x)
+    assert same(found, fp8_quant(x, "both"))
+    assert (sums.shape, sums.dtype) == (shape[1:], dtype)
+    want = x.double().sum(0)
+    close = {"rtol": 2**-7, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-3}
+    torch.testing.assert_close(sums.double(), want, **close)
+    assert torch.equal(sums, both_summed(x)[4])
+
+
+@pytest.mark.parametrize("shape", [(0, 130), (130, 0)])
+def test_sums_of_nothing(shape):
+    assert torch.equal(both_summed(torch.ones(shape))[4], torch.zeros(shape[1]))
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -97,6 +97,27 @@ def test_a_bias_is_added_whoever_multiplies(monkeypatch, parts, base, precision)
     assert taken[1:] == [False] * 5, "gradients have no bias"
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_who_quantizes_sums_a_gradient_for_its_bias(parts, biased):
+    """In one read, where there is a bias."""
+    quantize, product = parts
+    taken = []
+
+    def summed(grad):
+        taken.append(grad.shape)
+        return *quantize(grad, "both"), grad.sum(0) + 1
+
+    x, weight, bias = (torch.randn(shape).bfloat16().requires_grad_() for shape in ((M, K), (N, K), (N,)))
+    leaves = (x, weight, bias) if biased else (x, weight)
+    grad = torch.randn(M, N).bfloat16()
+    want = torch.autograd.grad(by_blocks(quantize, product)(*leaves), leaves, grad)
+    quantize.summed = summed  # type: ignore[attr-defined]  # functions have any
+    got = torch.autograd.grad(by_blocks(quantize, product)(*leaves), leaves, grad)
+    assert taken == [(M, N)] * biased
+    assert all(map(torch.equal, got[:2], want))
+    assert not biased or torch.equal(got[2], want[2] + 1)
+
+
 # torch.compile makes objects of the functions that it traces.
 @pytest.mark.filterwarnings("ignore:.*torch.autograd.function.Function:DeprecationWarning")
 @pytest.mark.parametrize(
