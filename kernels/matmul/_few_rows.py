@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from .._common import FLOATING, INTERPRETED, INTERPRETING, capability, cdiv, lined, multiprocessors, on, sigmoid
+from .._launch import Launch
 
 MOST = 16
 """Rows of x at the most."""
@@ -174,13 +175,18 @@ def multiply(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, gated: bool = False, bias: torch.Tensor | None = None
 ) -> None:
     """out (M, N) = x (M, K) · weight (N, K)ᵀ + bias (N,), or gated by a weight (2N, K): what `takes` allows."""
-    (M, K), N = x.shape, out.shape[1]
     x = lined(x)
+    with on(x):
+        planned(x, weight, out, gated, bias)(x.device, x, weight, out, out if bias is None else bias)
+
+
+def planned(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, gated: bool = False, bias: torch.Tensor | None = None
+) -> Launch:
+    """`multiply` of all tensors that are alike, x being `lined`: called with x, weight, out, and a bias or out."""
+    (M, K), N = x.shape, out.shape[1]
     chosen, warps = tile(M, N, K, gated, bias is not None, multiprocessors(x), room(x.device))
     if INTERPRETED:  # small steps, so that there are several
         chosen = replace(chosen, step=32, slices=1 if M == 1 else 2, even=K % 32 == 0)
-    with on(x):
-        _kernel[(cdiv(N, chosen.columns),)](
-            x, weight, out, out if bias is None else bias, M, N, K, x.stride(0), weight.stride(0), chosen,
-            num_warps=warps,
-        )  # fmt: skip
+    grid = (cdiv(N, chosen.columns),)
+    return Launch(_kernel, grid, M, N, K, x.stride(0), weight.stride(0), c=chosen, num_warps=warps)

@@ -33,7 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
-from .._hopper import TensorMap, launch, sectioned
+from .._hopper import Placed, TensorMap, launch, sectioned
 from .._pipeline import copy_out, cursor
 from ._grouped import LARGEST, strides
 from ._grouped_tiles import TileList
@@ -301,7 +301,7 @@ def multiply(
     """
     K, M, N = a.shape[-1], *out.shape[-2:]
     programs = min(multiprocessors(a), tiles.most * cdiv(N, schedule.width))
-    scales: list[torch.Tensor | TensorMap | None] = [scale_a, scale_b]
+    scales: list[torch.Tensor | Placed | None] = [scale_a, scale_b]
     if schedule.promoted and scale_a is not None and scale_b is not None and stageable(scale_a, scale_b, "block"):
         schedule = replace(schedule, staged=True)
         scales = [_numbers(scale_a, schedule.a_scales), _numbers(scale_b, schedule.b_scales)]

@@ -33,6 +33,7 @@ consumer that loads its own can do so one step ahead at most, and waits for memo
 # Without `from __future__ import annotations`: aggregates read the types of their fields.
 
 import functools
+from collections.abc import Callable
 
 import torch
 from triton.experimental import gluon
@@ -48,7 +49,17 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from .._hopper import TensorMap, launch, plain_layout, thread_barrier
+from .._hopper import (
+    Placed,
+    Says,
+    TensorMap,
+    flat_mapping,
+    kernel_key,
+    launch,
+    placed,
+    plain_layout,
+    thread_barrier,
+)
 from .._pipeline import Handshake, add_out, barriers, copy_in, copy_out, cursor
 from ._schedules import Schedule
 
@@ -984,17 +995,28 @@ def _layout(shape: tuple[int, int], dtype: torch.dtype) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for(list(shape), _ELEMENTS[dtype])
 
 
-def _tiles(x: torch.Tensor, rows: int, columns: int, turned: bool = False) -> TensorMap:
+@functools.lru_cache(4096)
+def _says(shape: torch.Size, lead: int, block: tuple[int, int], dtype: torch.dtype) -> Says:
+    """What the tensor map of a matrix whose rows are so far apart says, but for where it is."""
+    return Says(vars(TensorMap(None, [*shape], [lead, 1], [*block], _layout(block, dtype))))
+
+
+@functools.lru_cache(4096)
+def _says_numbers(length: int, count: int) -> Says:
+    return flat_mapping([length], [count], plain_layout(1))
+
+
+def _tiles(x: torch.Tensor, rows: int, columns: int, turned: bool = False) -> Placed:
     """Tiles of a matrix, which lies in memory row by row, or `turned`: column by column."""
     if turned:
         x, rows, columns = x.t(), columns, rows
-    return TensorMap(x, [*x.shape], [x.stride(0), 1], [rows, columns], _layout((rows, columns), x.dtype))
+    return placed(x, _says(x.shape, x.stride(0), (rows, columns), x.dtype))
 
 
-def _numbers(x: torch.Tensor, count: int) -> TensorMap:
+def _numbers(x: torch.Tensor, count: int) -> Placed:
     """So many numbers at a time of all that lie behind a matrix, in a row."""
     length = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return TensorMap(x, [length], [1], [count], plain_layout(1))
+    return placed(x, _says_numbers(length, count))
 
 
 def stageable(scale_a: torch.Tensor, scale_b: torch.Tensor, scales: str) -> bool:
@@ -1062,40 +1084,75 @@ def multiply(
     With `schedule.head` there are tables in the place of scales: cosines and sines (S, head / 2), row by row, at
     16 bytes; rows are positions, S by S. With `schedule.adds` the product is added to out.
     """
+    with on(a):
+        planned(a, b, out, schedule, dealt, section, scale_a, scale_b, bias, split)(
+            a, b, out, scale_a, scale_b, bias
+        )
+
+
+def planned(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    schedule: Schedule,
+    dealt: int,
+    section: int,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    split: int = 0,
+) -> Callable[..., None]:
+    """`multiply` of all tensors that are alike, as a function of (a, b, out, scale_a, scale_b, bias), to be called
+    where their device is the current one: all but memory and addresses is decided here.
+    """
     M, K = a.shape
     N = out.shape[1]
+    device = a.device
     programs = multiprocessors(a)
     tiles = cdiv(M, schedule.rows * schedule.groups) * cdiv(N, schedule.width)
+    size = counted = 0
     if schedule.shared:
         # A program without a step would be counted among those that add to a tile.
         programs = min(tiles * split or programs, (tiles - dealt) * cdiv(K, schedule.step))
         parts = 2 if schedule.doubled else 1
         size = 2 * programs * schedule.groups * parts * 64 * schedule.columns
-        partial = torch.empty(size, dtype=torch.float32, device=a.device)
-        counter = counters(a, (tiles - dealt) * schedule.groups)
+        counted = (tiles - dealt) * schedule.groups
     else:
         programs, dealt = min(programs, tiles), tiles
-        partial = counter = out
     strides = [0, 0, 0, 0]
     if scale_a is not None and scale_b is not None:
         strides = [*_strides(scale_a), *_strides(scale_b)]
     if schedule.head and scale_b is not None:
         strides[2] = len(scale_b)
-    maps: list[TensorMap | None] = [None, None]
-    if schedule.staged and scale_a is not None and scale_b is not None:
-        maps = [_numbers(scale_a, schedule.a_scales), _numbers(scale_b, schedule.b_scales)]
     of_scales = scale_a is not None and scale_a.dtype
-    key = kernel, a.device, a.dtype, out.dtype, bias is not None and bias.dtype, of_scales, schedule
-    with on(a):
+    key = kernel_key(kernel, device, a.dtype, out.dtype, bias is not None and bias.dtype, of_scales, schedule)
+    numbers = M, N, cdiv(K, schedule.step), dealt, section, *strides, schedule
+    of_a = schedule.loaded_rows, schedule.step, schedule.a_turned
+    of_b = schedule.columns, schedule.step, schedule.b_turned
+    of_out = schedule.written_rows, schedule.chunk
+
+    def run(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        partial = counter = out
+        if size:
+            partial = torch.empty(size, dtype=torch.float32, device=device)
+            counter = counters(a, counted)
+        maps: tuple[Placed | None, ...] = (None, None)
+        if schedule.staged and scale_a is not None and scale_b is not None:
+            maps = _numbers(scale_a, schedule.a_scales), _numbers(scale_b, schedule.b_scales)
         launch(
-            kernel, key, programs,
-            _tiles(a, schedule.loaded_rows, schedule.step, schedule.a_turned),
-            _tiles(b, schedule.columns, schedule.step, schedule.b_turned),
-            _tiles(out, schedule.written_rows, schedule.chunk), *maps,
+            kernel, key, programs, _tiles(a, *of_a), _tiles(b, *of_b), _tiles(out, *of_out), *maps,
             out if scale_a is None else scale_a, out if scale_b is None else scale_b,
-            out if bias is None else bias, partial, counter,
-            M, N, cdiv(K, schedule.step), dealt, section, *strides, schedule,
+            out if bias is None else bias, partial, counter, *numbers,
         )  # fmt: skip
+
+    return run
 
 
 def _strides(scale: torch.Tensor) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -9,8 +10,10 @@ import triton
 import triton.language as tl
 
 from .._common import capability, cdiv, check, choice, multiprocessors, needs_e4m3, on, operator
+from .._launch import prepared, room
 from . import _matmul as portable
-from ._dispatch import FAST, GROUPED, PROMOTED, choose, copied, filled
+from ._dispatch import FAST, GROUPED, PROMOTED, Choice, choose, filled
+from ._dispatch import copied as worth_copying
 
 
 def fp8_matmul(
@@ -46,6 +49,19 @@ def fp8_matmul(
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or recipe,
     NotImplementedError on GPUs that do not convert to E4M3; the message names the argument.
     """
+    result: torch.Tensor = _fp8_matmul(a, b, scale_a, scale_b, recipe, bias)
+    return result
+
+
+def _check(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    recipe: str,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """Raises what `fp8_matmul` says."""
     check("a", a, dim=2, dtypes=(torch.float8_e4m3fn,))
     check("b", b, dim=2, like=a, dtypes=(torch.float8_e4m3fn,))
     (M, K), N = a.shape, b.shape[1]
@@ -61,8 +77,6 @@ def fp8_matmul(
     check("scale_b", scale_b, shape=b_shape, like=a, dtypes=(torch.float32,))
     if bias is not None:
         check("bias", bias, shape=(N,), like=a, dtypes=(torch.bfloat16,))
-    result: torch.Tensor = _fp8_matmul(a, b, scale_a, scale_b, recipe, bias)
-    return result
 
 
 @triton.jit
@@ -101,6 +115,30 @@ def _empty(
     return torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
 
 
+def _of_columns(scale_b: torch.Tensor) -> torch.Tensor:
+    """b's scales as those of a weight (N, K)."""
+    return scale_b if scale_b.dim() == 0 else scale_b.t()
+
+
+def _chosen(
+    a: torch.Tensor, N: int, scales: tuple[torch.Tensor, torch.Tensor], recipe: str, copied: bool = False
+) -> Choice | None:
+    """How Hopper multiplies, a weight's scales being the second; None where it is worth a copy of scales that they
+    can be staged, unless this is one.
+    """
+    from . import _matmul_hopper as hopper
+
+    M, K = a.shape
+    if recipe == "block" and M == 1:
+        recipe = "tile"  # one row has one scale a step, as a tile has, and needs no more of them in a row
+    kind = {"block": PROMOTED, "tile": PROMOTED, "group": GROUPED}.get(recipe, FAST)
+    stageable = kind == FAST or hopper.stageable(*scales, recipe)
+    if not (stageable or copied or recipe == "tile") and worth_copying(M, N, K, multiprocessors(a)):
+        return None
+    chosen = choose(kind, M, N, K, False, multiprocessors(a), stageable)
+    return replace(chosen, schedule=replace(chosen.schedule, scales=recipe, filled=filled(chosen.schedule, M)))
+
+
 def _launch(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -111,38 +149,82 @@ def _launch(
 ) -> torch.Tensor:
     needs_e4m3("fp8_matmul", a)
     out = _empty(a, b, scale_a, scale_b, recipe)
-    M, K = a.shape
+    K = a.shape[1]
     if out.numel() == 0 or K == 0:
         return out.zero_() if bias is None else out.copy_(bias)
     bias = bias if bias is None else bias.contiguous()
     weight = b.t()
-    scales = (scale_a, scale_b if scale_b.dim() == 0 else scale_b.t())
+    scales = scale_a, _of_columns(scale_b)
     if capability(a.device)[0] == 9:
         from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
 
         # The matrix units take 8-bit operands row by row only.
         a, weight = (hopper.loadable(in_rows_of_k(x)) for x in (a, weight))
         target = out if hopper.mapped(out) else hopper.aligned(out)
-        if recipe == "block" and M == 1:
-            recipe = "tile"  # one row has one scale a step, as a tile has, and needs no more of them in a row
-        kind = {"block": PROMOTED, "tile": PROMOTED, "group": GROUPED}.get(recipe, FAST)
-        stageable = kind == FAST or hopper.stageable(*scales, recipe)
-        if not stageable and recipe != "tile" and copied(M, out.shape[1], K, multiprocessors(a)):
+        chosen = _chosen(a, out.shape[1], scales, recipe)
+        if chosen is None:
             of_columns = hopper.staged_copy(scales[1]) if recipe == "group" else scales[1]
-            scales = (hopper.staged_copy(scales[0]), of_columns)
-            stageable = hopper.stageable(*scales, recipe)
-        chosen = choose(kind, M, out.shape[1], K, False, multiprocessors(a), stageable)
-        schedule = replace(
-            chosen.schedule, scales=recipe, bias=bias is not None, filled=filled(chosen.schedule, M)
-        )
+            scales = hopper.staged_copy(scales[0]), of_columns
+            chosen = _chosen(a, out.shape[1], scales, recipe, copied=True)
+            assert chosen is not None
+        schedule = replace(chosen.schedule, bias=bias is not None)
         hopper.multiply(a, weight, target, schedule, chosen.dealt, chosen.section, *scales, bias, chosen.split)
         return out if target is out else out.copy_(target)
     portable.multiply(a, weight, out, False, recipe, *scales, bias)
     return out
 
 
+def _prepare(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    recipe: str,
+    bias: torch.Tensor | None = None,
+) -> Callable[..., torch.Tensor]:
+    """`_launch` of all inputs that are alike: on Hopper, where nothing has to be copied first, all but memory and
+    addresses is decided here.
+    """
+    (M, K), N = a.shape, b.shape[1]
+    if capability(a.device)[0] != 9 or M * N * K == 0:
+        return _launch
+    from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
+
+    like = _empty(a, b, scale_a, scale_b, recipe)
+    if not (
+        all(x.stride(1) == 1 and hopper.mapped(x) for x in (a, b.t()))
+        and hopper.mapped(like)
+        and (bias is None or bias.is_contiguous())
+    ):
+        return _launch
+    needs_e4m3("fp8_matmul", a)
+    chosen = _chosen(a, N, (scale_a, _of_columns(scale_b)), recipe)
+    if chosen is None:
+        return _launch
+    schedule = replace(chosen.schedule, bias=bias is not None)
+    multiply = hopper.planned(
+        a, b.t(), like, schedule, chosen.dealt, chosen.section, scale_a, _of_columns(scale_b), bias, chosen.split
+    )
+    made = room((M, N), torch.bfloat16, a.device)
+
+    def run(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        recipe: str,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        out = made()
+        multiply(a, b.t(), out, scale_a, _of_columns(scale_b), bias)
+        return out
+
+    return run
+
+
 _fp8_matmul = operator(
     "fp8_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str recipe, Tensor? bias) -> Tensor",
-    _launch,
+    prepared(_prepare, _check),
     _empty,
+    check=_check,
 )

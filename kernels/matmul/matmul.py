@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from .._common import FLOATING, capability, check, multiprocessors, operator
+from .._common import FLOATING, capability, check, lined, multiprocessors, operator
+from .._launch import prepared, room
 from . import _few_rows as few_rows
 from . import _matmul as portable
-from ._dispatch import SIXTEEN, choose, filled
+from ._dispatch import SIXTEEN, Choice, choose, filled
 from ._schedules import CHUNK
 
 
@@ -24,6 +26,12 @@ def matmul(
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names the
     argument.
     """
+    result: torch.Tensor = _matmul(a, b, bias, gated)
+    return result
+
+
+def _check(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> None:
+    """Raises what `matmul` says."""
     check("a", a, dim=2)
     check("b", b, dim=2, like=a, dtypes=(a.dtype,))
     if b.shape[0] != a.shape[1]:
@@ -35,8 +43,6 @@ def matmul(
             raise ValueError("bias is given, but a gated product takes none")
     if bias is not None:
         check("bias", bias, shape=b.shape[1:], like=a, dtypes=(a.dtype,))
-    result: torch.Tensor = _matmul(a, b, bias, gated)
-    return result
 
 
 def _empty(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
@@ -88,6 +94,20 @@ def _on_hopper(
     target = out if hopper.mapped(out) else hopper.aligned(out)
     if adds and target is not out:
         target.copy_(out)
+    chosen = _chosen(a, weight, out, gated, bias is not None, adds)
+    hopper.multiply(
+        a, weight, target, chosen.schedule, chosen.dealt, chosen.section, bias=bias, split=chosen.split
+    )
+    if target is not out:
+        out.copy_(target)
+
+
+def _chosen(
+    a: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, gated: bool, bias: bool, adds: bool
+) -> Choice:
+    """How Hopper multiplies these."""
+    from . import _matmul_hopper as hopper
+
     M, K = a.shape
     chosen = choose(SIXTEEN, M, out.shape[1], K, gated, multiprocessors(a))
     a_turned = hopper.turned(a)
@@ -95,17 +115,60 @@ def _on_hopper(
         chosen.schedule,
         a_turned=a_turned,
         b_turned=hopper.turned(weight),
-        bias=bias is not None,
+        bias=bias,
         filled=0 if a_turned else filled(chosen.schedule, M),
     )
     if adds:
         schedule = replace(schedule, adds=True, written=CHUNK * 2 // out.element_size())
-    hopper.multiply(a, weight, target, schedule, chosen.dealt, chosen.section, bias=bias, split=chosen.split)
-    if target is not out:
-        out.copy_(target)
+    return replace(chosen, schedule=schedule)
 
 
-_matmul = operator("matmul(Tensor a, Tensor b, Tensor? bias, bool gated) -> Tensor", _launch, _empty)
+def _prepare(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool
+) -> Callable[..., torch.Tensor]:
+    """`_launch` of all inputs that are alike: of few rows, and on Hopper where nothing has to be copied first, all
+    but memory and addresses is decided here.
+    """
+    like, weight, device = _empty(a, b, bias, gated), b.t(), a.device
+    if like.numel() == 0 or a.shape[1] == 0 or not (bias is None or bias.is_contiguous()):
+        return _launch
+    made = room(like.shape, like.dtype, device)
+    if few_rows.takes(a, weight):
+        if lined(a) is not a:
+            return _launch
+        launch = few_rows.planned(a, weight, like, gated, bias)
+
+        def few(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
+            out = made()
+            launch(device, a, b.t(), out, out if bias is None else bias)
+            return out
+
+        return few
+    if not on_hopper(a):
+        return _launch
+    from . import _matmul_hopper as hopper
+
+    if not all(map(hopper.mapped, (a, weight, like))):
+        return _launch
+    chosen = _chosen(a, weight, like, gated, bias is not None, False)
+    multiply = hopper.planned(
+        a, weight, like, chosen.schedule, chosen.dealt, chosen.section, bias=bias, split=chosen.split
+    )
+
+    def many(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
+        out = made()
+        multiply(a, b.t(), out, bias=bias)
+        return out
+
+    return many
+
+
+_matmul = operator(
+    "matmul(Tensor a, Tensor b, Tensor? bias, bool gated) -> Tensor",
+    prepared(_prepare, _check),
+    _empty,
+    check=_check,
+)
 
 
 def matmul_add(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernelmark.kernels._launch import forget
 from kernelmark.kernels.matmul import _matmul_hopper as hopper
 from kernelmark.kernels.matmul import fp8_matmul as module
 from kernelmark.kernels.matmul.fp8_matmul import fp8_matmul, in_rows_of_k
@@ -84,6 +85,48 @@ def test_adds_a_bias(recipe):
         operator.reference(**{name: x.double() if torch.is_tensor(x) else x for name, x in given.items()}) + bias
     )
     torch.testing.assert_close(fp8_matmul(**given, bias=bias).double(), want, rtol=2**-7, atol=1e-2)
+
+
+@pytest.mark.parametrize("recipe", operator.OPERATOR.options["recipe"])
+def test_a_call_is_prepared_once_on_hopper(request, monkeypatch, recipe):
+    """Where nothing is copied first. New numbers are multiplied; with a bias it is another kind of call."""
+    forget()
+    request.addfinalizer(forget)
+    made, ran = [], []
+
+    def planned(a, b, out, schedule, dealt, section, scale_a, scale_b, bias, split):
+        assert all(hopper.mapped(x) and not hopper.turned(x) for x in (a, b, out))
+        made.append(schedule)
+
+        def run(a, b, out, scale_a, scale_b, bias):
+            y = a.double() @ b.double().t()
+            ran.append((scale_a.shape, scale_b.shape))
+            out.copy_(y if bias is None else y + bias)
+
+        return run
+
+    monkeypatch.setattr(hopper, "planned", planned)
+    monkeypatch.setattr(hopper, "multiply", lambda *_: pytest.fail("nothing has to be copied"))
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "needs_e4m3", lambda name, x: None)
+    monkeypatch.setattr(module, "multiprocessors", lambda x: 132)
+    M, N, K = 144, 160, 384
+    sizes = {"tensor": ((), ()), "row": ((M, 1), (N, 1)), "block": ((M, 3), (2, 3)), "group": ((M, 3), (N, 3))}
+    of_a, of_b = {**sizes, "tile": ((2, 3), (2, 3))}[recipe]
+    scale_a, scale_b = (
+        torch.ones(x[::-1]).t() if len(x) == 2 and x[0] > 2 and x[1] > 1 else torch.ones(x) for x in (of_a, of_b)
+    )
+    given = scale_a, scale_b.t() if scale_b.dim() else scale_b, recipe
+    for _ in range(2):
+        a, b = (torch.randn(rows, K).to(torch.float8_e4m3fn) for rows in (M, N))
+        bias = torch.randn(N).bfloat16()
+        for extra in (None, bias):
+            got = fp8_matmul(a, b.t(), *given, extra)
+            want = a.double() @ b.double().t() + (0 if extra is None else extra)
+            torch.testing.assert_close(got.double(), want, rtol=1e-2, atol=1e-2)
+    assert [x.bias for x in made] == [False, True]
+    assert {x.scales for x in made} == {recipe}
+    assert ran == [(of_a, of_b)] * 4
 
 
 def test_empty():

@@ -4,7 +4,9 @@ import random
 
 import pytest
 import torch
+from kernelmark.kernels._launch import forget, prepared
 from kernelmark.kernels.matmul import _few_rows as few_rows
+from kernelmark.kernels.matmul import _matmul_hopper as hopper
 from kernelmark.kernels.matmul import matmul as module
 from kernelmark.kernels.matmul.matmul import matmul
 
@@ -131,3 +133,46 @@ def test_says_what_is_wrong(given, error, message):
 
     with pytest.raises(error, match=re.escape(message)):
         matmul(**{"a": torch.zeros(3, 8), "b": torch.zeros(8, 4)} | given)
+
+
+def planned(made):
+    """Of the kernel for Hopper: what was planned for goes to `made`, a run is the product and its bias."""
+
+    def plan(a, b, out, schedule, dealt, section, scale_a=None, scale_b=None, bias=None, split=0):
+        made.append(schedule)
+
+        def run(a, b, out, scale_a=None, scale_b=None, bias=None):
+            y = a.double() @ b.double().t()
+            out.copy_(y if bias is None else y + bias)
+
+        return run
+
+    return plan
+
+
+@pytest.mark.parametrize("on_hopper", [False, True])
+@pytest.mark.parametrize("M", [3, 130])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_call_is_prepared_once(request, monkeypatch, M, biased, on_hopper):
+    """For tensors that are alike: new numbers are multiplied, and others between them are another kind."""
+    made: list = []
+    forget()
+    request.addfinalizer(forget)
+    if on_hopper:
+        monkeypatch.setattr(hopper, "planned", planned(made))
+        monkeypatch.setattr(module, "capability", lambda device: (9, 0))
+        monkeypatch.setattr(module, "multiprocessors", lambda x: 132)
+    prepared_for = []
+    first = prepared._first
+    monkeypatch.setattr(prepared, "_first", lambda self, *given: prepared_for.append(1) or first(self, *given))
+    N, K = 48, 64
+    for nth in range(3):
+        a, b, bias = torch.randn(M, K).bfloat16(), torch.randn(N, K).bfloat16(), torch.randn(N).bfloat16()
+        for x, weight in ((a, b.t()), (a, b.t().contiguous()), (a[:, :40], b[:, :40].t())):
+            got = matmul(x, weight, bias if biased else None)
+            want = x.double() @ weight.double() + (bias if biased else 0)
+            torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
+        assert len(prepared_for) == 3, nth
+    # Of few rows the other kernel has those whose weight lies row by row.
+    assert len(made) == on_hopper * (3 if M > 16 else 1)
+    assert [x.bias for x in made] == [biased] * len(made)
