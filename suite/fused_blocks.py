@@ -20,18 +20,25 @@ def _kernels(catalog: Stock, name: str) -> Any:
 
 
 def packed(catalog: Stock, attention: Callable[..., Any]) -> Callable[..., Any]:
-    """Our attention, which takes a whole projection too: `packed(projected, mask)` is an attribute of it."""
+    """Our attention, which takes a whole projection too: `packed(projected, mask)` is an attribute of it. That of
+    a commit from before it took one is left as it is.
+    """
+    whole = getattr(_kernels(catalog, "attention"), "attention_packed", None)
+    if whole is None:
+        return attention
 
     def call(**given: Any) -> Any:
         return attention(**given)
 
-    call.packed = _kernels(catalog, "attention").attention_packed  # type: ignore[attr-defined]  # functions have any
+    call.packed = whole  # type: ignore[attr-defined]  # functions have any
     return call
 
 
-def summed(catalog: Stock) -> Callable[..., Any]:
-    """A gradient (M, N) quantized as it is and transposed, and the sums of its columns, of one read."""
-    found: Callable[..., Any] = _kernels(catalog, "fp8_quant").both_summed
+def summed(catalog: Stock) -> Callable[..., Any] | None:
+    """A gradient (M, N) quantized as it is and transposed, and the sums of its columns, of one read; None in a
+    commit from before that.
+    """
+    found: Callable[..., Any] | None = getattr(_kernels(catalog, "fp8_quant"), "both_summed", None)
     return found
 
 

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -345,10 +346,17 @@ class Assembly:
         return found | {"linear": self.linear(dtype, device, products)}
 
     def _own_attention(self, device: str) -> bool:
-        """Whether attention is our kernel for GPUs as the system is all ours: a part by choice is the operator."""
-        if device != "cuda" or self.system.base != PROVIDER or ATTENTION in self.system.parts:
+        """Whether attention is our kernel for GPUs and the system is ours: part of another, it is the operator."""
+        ours = device == "cuda" and self.system.base == PROVIDER
+        return ours and self.implementation(ATTENTION, ATTENTION, device).provider == PROVIDER
+
+    def _adds_bias(self, device: str) -> bool:
+        """Whether products in 8 bits are our own kernel, which takes a bias; that of an older commit may not."""
+        chosen = self.implementation("linear", "fp8_matmul", device)
+        if chosen.provider != PROVIDER:
             return False
-        return self.implementation(ATTENTION, ATTENTION, device).provider == PROVIDER
+        call = chosen.load()(None)  # type: ignore[arg-type]  # a kernel of ours is one function for every case
+        return "bias" in signature(call).parameters
 
     def _fused_blocks(
         self, chosen: Chosen, dtype: str, device: str, products: Sequence[Part]
@@ -426,11 +434,12 @@ class Assembly:
             call = quantizer(granularity, x.shape[0], x.shape[1])
             return call(x=x, granularity=granularity, format="e4m3")
 
-        own = self.implementation("linear", "fp8_matmul", device).provider == PROVIDER
+        own = self._adds_bias(device)
         if device == "cuda" and self.implementation("linear", "fp8_quant", device).provider == PROVIDER:
             from . import fused_blocks
 
-            quantize.summed = fused_blocks.summed(self.catalog)  # type: ignore[attr-defined]  # functions have any
+            if (summed := fused_blocks.summed(self.catalog)) is not None:
+                quantize.summed = summed  # type: ignore[attr-defined]  # functions have any
 
         def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str, bias: Any = None) -> Any:
             M, N, K = a.shape[0], b.shape[1], a.shape[1]

@@ -176,7 +176,7 @@ def prepare_forward(
     cap: float = 0.0,
 ) -> Callable[..., tuple[Any, Any]]:
     """`launch_forward` of all inputs that are alike. Where the kernel with a tile scheduler runs or the portable
-    one, all but memory and addresses is decided here.
+    one, all but memory and addresses is decided here. An `out` that it is called with lies as one that it makes.
     """
     B, H, S, D = q.shape
     device, short = q.device, max(S, k.shape[2]) < SHORT[D > 64]
@@ -199,8 +199,10 @@ def prepare_forward(
             window: int,
             sinks: torch.Tensor | None = None,
             cap: float = 0.0,
+            *,
+            out: torch.Tensor | None = None,
         ) -> tuple[Any, Any]:
-            lse, out = of_lse(), output()
+            lse, out = of_lse(), output() if out is None else out
             kernel(row_contiguous(q), row_contiguous(k), row_contiguous(v), out, lse, sinks)
             return out, lse
 
@@ -223,8 +225,10 @@ def prepare_forward(
         window: int = 0,
         sinks: torch.Tensor | None = None,
         cap: float = 0.0,
+        *,
+        out: torch.Tensor | None = None,
     ) -> tuple[Any, Any]:
-        lse, out = of_lse(), output()
+        lse, out = of_lse(), output() if out is None else out
         run(plan, q, k, v, out, lse, None if sinks is None else sinks.contiguous())
         return out, lse
 
@@ -406,10 +410,12 @@ def thirds(projected: torch.Tensor) -> Gradients:
 def prepare_packed(projected: torch.Tensor, causal: bool) -> Callable[..., tuple[Any, Any]]:
     """The forward pass of all three in one tensor: the output (B, S, H, D), and its log-sum-exp."""
     run = prepare_forward(*thirds(projected), causal, 0)
+    B, S, _, H, D = projected.shape
+    memory = room((B, S, H, D), projected.dtype, projected.device)
 
     def launched(projected: torch.Tensor, causal: bool) -> tuple[Any, Any]:
-        out, lse = run(*thirds(projected), causal, 0)
-        return out.transpose(1, 2).contiguous(), lse
+        found = memory()
+        return found, run(*thirds(projected), causal, 0, out=found.transpose(1, 2))[1]
 
     return launched
 

@@ -25,7 +25,7 @@ def fp8_matmul(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """(a · scale_a) @ (b · scale_b) + bias in bf16, of a (M, K) and b (K, N) in float8_e4m3fn. A bias (N,) in bf16
-    is added in fp32: the sum is rounded once.
+    is added in fp32: the sum is rounded once. Not differentiable: a layer's gradients are products of their own.
 
     Scales are fp32:
 

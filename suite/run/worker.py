@@ -59,6 +59,10 @@ next case is left to another process, which has all of the memory, and so is a p
 """
 
 
+class Crowded(Exception):
+    """A program had no memory beside what one before it left: it is tried in the next process, beside nothing."""
+
+
 def catalog_of(roots: Iterable[str], code: Mapping[str, str] | None = None) -> Catalog:
     """The catalog that a task names."""
     folders = tuple(roots)
@@ -97,7 +101,7 @@ def work(
                     send(CeilingDone(ceiling))
         for (name, _), group in groupby(task.cells, key=lambda x: (x.case.operator, x.case.name)):
             cells = list(group)
-            programs = isinstance(catalog.definition(name), Workload)
+            programs, crowded = isinstance(catalog.definition(name), Workload), False
             while cells:  # again for those behind one that ended its ranks
                 try:
                     own = worlds.enter(cells, ranks_of(catalog.definition(name), cells[0].case), pristine)
@@ -106,12 +110,14 @@ def work(
                     for cell in cells:
                         send(Result(cell.index, status, f"starting its ranks: {reason}", None, {}))
                     break
-                for result in _measured(task, cells, catalog, device, stages, send, own):
-                    send(result)
-                    cells = cells[1:]
-                if programs and device.held() > HELD:
+                try:
+                    for result in _measured(task, cells, catalog, device, stages, send, own):
+                        send(result)
+                        cells = cells[1:]
+                except Crowded:
+                    crowded = True
                     break
-            if programs and device.held() > HELD:
+            if crowded or (programs and device.held() > HELD):
                 break
     send(Done(stages.spent_s))
 
@@ -331,7 +337,7 @@ def _program(
             _leave_if_broken(device, error)
             raise
         if crowded and result.status == "out_of_memory" and device.group.size == 1:
-            break  # it is tried where nothing is beside it
+            raise Crowded
         yield result
         if _ends_ranks(result, device):
             break

@@ -71,6 +71,10 @@ def operators(rows: int = 128, width: int = 256, vocabulary: int = 1024) -> Iter
     yield Operator("layer_norm", (x, w, w), layer, lambda x, w, b: F.layer_norm(x, w.shape, w, b), 3)
     yield Operator("gelu", (x,), lambda x: gelu(x, "tanh"), lambda x: F.gelu(x, approximate="tanh"), 1)
     yield Operator("swiglu", (x, x), swiglu, lambda gate, up: F.silu(gate) * up, 2)
+    linear = ours("matmul.linear")
+    for some in (rows, 4):  # of few rows another kernel has them
+        given = (some, width), (width, width)
+        yield Operator(f"linear M={some}", given, linear, F.linear, 2)
     heads = (1, 4, rows, 64)
 
     def angles(device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -46,6 +46,12 @@ def test_as_it_lies():
         assert torch.equal(got, want)
 
 
+def test_what_it_gives_can_be_changed_in_place():
+    whole = drawn(1, 20, 2, 16)
+    out = attention_packed(whole)
+    assert torch.equal(out.detach().clone(), out.mul_(2) / 2)
+
+
 def test_without_gradients_and_of_nothing():
     whole = drawn(1, 20, 2, 16)
     with torch.no_grad():
@@ -142,3 +148,4 @@ def test_which_systems_take_it():
     assert not takes(base="torch")
     assert not takes(base="torch", parts={"attention": "kernelmark"})
     assert not takes(parts={"attention": "torch"})
+    assert takes(parts={"attention": "kernelmark"}), "an exchange for itself is none"

@@ -65,6 +65,8 @@ def given_by(system: System) -> Callable[..., Any]:
     return linear
 
 
+# Our kernel for CPUs is looked at, and imports Inductor, which warns of torch.jit that it still uses itself.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 @pytest.mark.parametrize("base", ["torch", "kernelmark"])
 @pytest.mark.parametrize("precision", ["parts_rowwise", "parts_1x128"])
 def test_a_bias_is_added_whoever_multiplies(monkeypatch, parts, base, precision):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from kernelmark.registry.errors import InputError
+from kernelmark.suite import fused_blocks, worth
 from kernelmark.suite import plan as plans
-from kernelmark.suite import worth
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen
 from kernelmark.suite.system import Assembly, System, builtin
@@ -291,3 +291,26 @@ def test_a_system_is_held_by_the_roots_of_its_parts() -> None:
     systems = {x.name: x for x in CATALOG.of_operator("train") if x.assembled}
     assert all(x.root is None and x.held_by(own) for x in systems.values())
     assert not systems["kernelmark"].held_by({"/elsewhere"})
+
+
+def test_kernels_of_a_commit_before_they_were_fused_are_taken_as_they_are(tmp_path):
+    """Another commit's kernels are measured by this harness: what it fuses of ours may not be there."""
+    kernels = tmp_path / "kernels"
+    for folder, name, text in (
+        ("attention", "attention", "def attention(q, k, v, mask='causal'): ...\n"),
+        ("quantization", "fp8_quant", "def fp8_quant(x, granularity='row', format='e4m3'): ...\n"),
+        ("matmul", "fp8_matmul", "def fp8_matmul(a, b, scale_a, scale_b, recipe='block'): ...\n"),
+    ):
+        (kernels / folder).mkdir(parents=True)
+        for path in (kernels, kernels / folder):
+            (path / "__init__.py").touch()
+        (kernels / folder / f"{name}.py").write_text(text)
+    catalog = Catalog.default()
+    old = catalog.with_code({str(catalog.roots[0].folder): str(tmp_path)})
+    for each, there in ((catalog, True), (old, False)):
+        assembly = Assembly(System("x", base="kernelmark", precision="parts_1x128"), each)
+        attention = each.own_file("kernels", "attention").attention
+        assert hasattr(fused_blocks.packed(each, attention), "packed") == there
+        quantize, _ = assembly.eight_bits("bf16", "cuda")
+        assert hasattr(quantize, "summed") == there
+        assert assembly._adds_bias("cuda") == there
