@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ LATE = 1_000_000
 """A step so late that AdamW corrects no bias any more: what a program that forgets to does."""
 TWIN = "twin_adamw_8bit"
 """AdamW whose moments are rounded as those of 8 bits, by us."""
+OFFLOADING = "CPUOffloadOptimizer."
+"""How names of what torchao's offloading hooks on parameters begin."""
 MUON = "torch_muon"
 """The optimizer of PyTorch, by the name that a system gives it."""
 WIDE = ("_e5m2", "te_tensorwise", "te_delayed")
@@ -271,6 +274,9 @@ class ArmTrainer(PartsTrainer):
             if self.changes.optimizer == MUON:
                 self._library = library(held, self._matrices)
             else:
+                if self._library is None:
+                    weakref.finalize(self, _unhook, held)
+                _unhook(held)
                 self._library = self.library(held)
 
     def library(self, held: list[Any]) -> Any:
@@ -482,6 +488,16 @@ class ArmTrainer(PartsTrainer):
             self._library.load_state_dict(state["library"])
         if self.gates is not None:
             self.gates.restore(state["gates"])
+
+
+def _unhook(params: Iterable[Any]) -> None:
+    """Lets go of torchao's offloading optimizers of these, which would copy gradients as long as parameters live:
+    what they hook on a parameter holds them and all parameters, in a circle that Python does not see.
+    """
+    for x in params:
+        hooks = x._post_accumulate_grad_hooks or {}
+        for key in [key for key, hook in hooks.items() if hook.__qualname__.startswith(OFFLOADING)]:
+            del hooks[key]
 
 
 def _library(name: str, params: list[Any]) -> Any:

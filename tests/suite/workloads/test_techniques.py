@@ -20,7 +20,7 @@ from kernelmark.suite.products import by_blocks
 from kernelmark.suite.system import Assembly, Changes, System
 from kernelmark.suite.workloads import _arms, train
 from kernelmark.suite.workloads import _expected as answer
-from kernelmark.suite.workloads._arms import ArmTrainer
+from kernelmark.suite.workloads._arms import ArmTrainer, _unhook
 from kernelmark.suite.workloads._host_states import HostStates, HostUpdate, InTurn, buckets
 from kernelmark.suite.workloads._recompute import budget, worth_keeping
 from kernelmark.suite.workloads._trainer import PartsTrainer
@@ -396,6 +396,49 @@ def test_eight_bits_in_blocks_are_a_linear_layer():
         alone = by_blocks(quantize, product)(x, weight, weight[:, 0])
     assert torch.equal(alone, found[0])
     assert reads[3:] == [("block", (140, 200)), ("tile", (150, 200))], "no pass comes for more"
+
+
+class CPUOffloadOptimizer:
+    """torchao's, as far as it takes hold of parameters: each has a hook that holds all of them."""
+
+    copied = 0
+
+    def __init__(self, params, kind, **given):
+        self.param_groups = [{"lr": given["lr"]}]
+        self.of_host = {}
+        for x in params:
+            own = self.of_host[x] = x.detach().clone()
+
+            def backward_hook(x, own=own):
+                CPUOffloadOptimizer.copied += 1
+                self.of_host[x] = own
+
+            x.register_post_accumulate_grad_hook(backward_hook)
+
+    def step(self): ...
+
+
+def test_an_offloading_optimizer_is_let_go_of(bench, monkeypatch):
+    """It would copy gradients as often as weights were loaded, and its parameters would never be given back."""
+    package = ModuleType("torchao")
+    package.optim = SimpleNamespace(CPUOffloadOptimizer=CPUOffloadOptimizer)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchao", package)
+    made = bench("gpt2-tiny")
+    trainer = made.trainer(ArmTrainer, System("x", changes=Changes(optimizer="torchao_cpu_offload")))
+    r, seed, device = train.read(made.case), made.session.seed, torch.device("cpu")
+    for _ in range(3):
+        trainer.load(answer.initial(r, seed, device))
+    monkeypatch.setattr(CPUOffloadOptimizer, "copied", 0)
+    trainer.step(*answer.Batches(r, seed, device).draw(0))
+    parameters = [weakref.ref(x) for x in trainer._params]
+    assert CPUOffloadOptimizer.copied == len(parameters)
+    trainer._params[0].register_post_accumulate_grad_hook(lambda x: None)
+    _unhook(trainer._params)
+    assert len(trainer._params[0]._post_accumulate_grad_hooks) == 1, "others' hooks stay"
+    trainer.load(answer.initial(r, seed, device))
+    del trainer
+    gc.collect()
+    assert [x() for x in parameters[1:]] == [None] * (len(parameters) - 1)
 
 
 def test_transformer_engines_products_are_of_our_weights(monkeypatch: pytest.MonkeyPatch) -> None:
