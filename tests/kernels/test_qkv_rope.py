@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernelmark.kernels._launch import forget
 from kernelmark.kernels.matmul import matmul, qkv_rope
 from kernelmark.suite.operators.rope import reference
 
@@ -25,23 +26,28 @@ def test_results_lie_as_attention_reads_them():
     assert qkv_rope.qkv_rope(x[:0], w, w[:16], w[:16], table, table)[0].shape == (0, 2, 5, 16)
 
 
-def test_hopper_is_given_whole_heads(monkeypatch):
+def test_hopper_is_given_whole_heads(request, monkeypatch):
     """Each tile's columns are whole heads, and tables come in the place of scales."""
     from kernelmark.kernels.matmul import _matmul_hopper as hopper
 
     seen = []
 
-    def multiply(a, b, out, schedule, dealt, section, scale_a=None, scale_b=None, bias=None, split=0):
-        y = (a.double() @ b.double().t()).to(out.dtype)
-        if schedule.head:
-            assert schedule.columns % schedule.head == 0
-            assert schedule.head == 2 * schedule.chunk * max(1, schedule.head // 128)
-            heads = y.view(-1, len(scale_a), y.shape[1] // schedule.head, schedule.head).transpose(1, 2)
-            y = reference(heads, heads, scale_a, scale_b, "half")[0].transpose(1, 2).reshape(y.shape)
-            seen.append(schedule.head)
-        out.copy_(y)
+    def planned(a, b, out, schedule, *_, **named):
+        def run(a, b, out, scale_a=None, scale_b=None, bias=None):
+            y = (a.double() @ b.double().t()).to(out.dtype)
+            if schedule.head:
+                assert schedule.columns % schedule.head == 0
+                assert schedule.head == 2 * schedule.chunk * max(1, schedule.head // 128)
+                heads = y.view(-1, len(scale_a), y.shape[1] // schedule.head, schedule.head).transpose(1, 2)
+                y = reference(heads, heads, scale_a, scale_b, "half")[0].transpose(1, 2).reshape(y.shape)
+                seen.append(schedule.head)
+            out.copy_(y)
 
-    monkeypatch.setattr(hopper, "multiply", multiply)
+        return run
+
+    forget()
+    request.addfinalizer(forget)
+    monkeypatch.setattr(hopper, "planned", planned)
     for module in (matmul, qkv_rope):
         monkeypatch.setattr(module, "multiprocessors", lambda x: 132)
     monkeypatch.setattr(matmul, "capability", lambda device: (9, 0))
