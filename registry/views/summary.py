@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from ..analysis.statistics import geometric_mean
 from ..store.journal import Journal
 from ..store.record import SLOWED, Header, boards
 from .grouping import CaseRows, cases
+
+SIZE = re.compile(r"(?<![\w.])(\d+\.\d+)(?= GiB)")
+"""Of a remark, what may be another in each row."""
 
 
 @dataclass(frozen=True)
@@ -181,12 +185,23 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _remarked(journal: Journal) -> list[str]:
-    """What implementations had changed in their rivals' process and other remarks: each once, for all."""
-    found: dict[str, dict[str, None]] = {}
+    """What implementations had changed in their rivals' process and other remarks: each once, for all, with the
+    least and the most of a size that is another in each row.
+    """
+    found: dict[tuple[str, ...], dict[str, None]] = {}
+    sizes: dict[tuple[str, ...], list[str]] = {}
     for record in journal.records:
         for remark in record.measurement.remarks if record.measurement is not None else ():
-            found.setdefault(remark, {})[record.implementation] = None
-    return [f"{', '.join(names)}: {remark}." for remark, names in found.items()][:20]
+            parts = SIZE.split(remark, maxsplit=1)
+            alike = tuple(parts[::2])
+            found.setdefault(alike, {})[record.implementation] = None
+            sizes.setdefault(alike, []).extend(parts[1::2])
+
+    def said(alike: tuple[str, ...]) -> str:
+        few = sorted(sizes[alike], key=float)
+        return " to ".join(dict.fromkeys((few[0], few[-1]))).join(alike) if few else alike[0]
+
+    return [f"{', '.join(names)}: {said(alike)}." for alike, names in found.items()][:20]
 
 
 def _slowed(throttled: Sequence[Row], header: Header) -> str:

@@ -691,6 +691,25 @@ def test_a_remark_is_said_once_for_all_that_have_it(literal: Any) -> None:
     assert summary.warnings(journal, rows(journal)) == ("a, b: x.", "b: y.")
 
 
+def test_a_remark_with_another_size_in_each_row_is_one(literal: Any) -> None:
+    said = (
+        "10.02 GiB kept",
+        "0.18 GiB kept",
+        "0.42 GiB kept",
+        "0.42 GiB held",
+        "v1.5.2 GiB kept",
+        "v1.5.3 GiB kept",
+    )
+    lines = [literal.record(name, remarks=(remark,)) for name, remark in zip("abcdef", said, strict=True)]
+    journal = literal.journal(*lines, literal.footer())
+    assert summary.warnings(journal, rows(journal)) == (
+        "a, b, c: 0.18 to 10.02 GiB kept.",
+        "d: 0.42 GiB held.",
+        "e: v1.5.2 GiB kept.",
+        "f: v1.5.3 GiB kept.",
+    )
+
+
 @pytest.mark.parametrize(
     ("clocks", "told"),
     [
