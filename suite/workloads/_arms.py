@@ -496,7 +496,9 @@ def _unhook(params: Iterable[Any]) -> None:
     """
     for x in params:
         hooks = x._post_accumulate_grad_hooks or {}
-        for key in [key for key, hook in hooks.items() if hook.__qualname__.startswith(OFFLOADING)]:
+        for key in [
+            key for key, hook in hooks.items() if getattr(hook, "__qualname__", "").startswith(OFFLOADING)
+        ]:
             del hooks[key]
 
 
