@@ -314,6 +314,18 @@ def power_of_2(size: int) -> int:
 
 
 @triton.jit
+def add_parts(parts, sums, P, D, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Sum over programs of (P, D) to (D,), in fp32 and in the same order each time."""
+    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(0, P, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < P)[:, None] & (col < D)[None, :]
+        total += tl.load(parts + row.to(tl.int64)[:, None] * D + col[None, :], inside, 0.0)
+    tl.store(sums + col, tl.sum(total, 0).to(sums.dtype.element_ty), col < D)
+
+
+@triton.jit
 def sigmoid(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """1 / (1 + exp(-x)) in fp32."""
     return 1.0 / (1.0 + tl.exp(-x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -12,8 +13,7 @@ import triton.language as tl
 from .._common import capability, cdiv, check, choice, multiprocessors, needs_e4m3, on, operator
 from .._launch import prepared, room
 from . import _matmul as portable
-from ._dispatch import FAST, GROUPED, PROMOTED, Choice, choose, filled
-from ._dispatch import copied as worth_copying
+from ._dispatch import FAST, GROUPED, PROMOTED, Choice, choose, copied, filled
 
 
 def fp8_matmul(
@@ -59,7 +59,7 @@ def _check(
     scale_a: torch.Tensor,
     scale_b: torch.Tensor,
     recipe: str,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None,
 ) -> None:
     """Raises what `fp8_matmul` says."""
     check("a", a, dim=2, dtypes=(torch.float8_e4m3fn,))
@@ -104,14 +104,7 @@ def in_rows_of_k(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _empty(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    recipe: str,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
+def _empty(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
 
 
@@ -121,10 +114,10 @@ def _of_columns(scale_b: torch.Tensor) -> torch.Tensor:
 
 
 def _chosen(
-    a: torch.Tensor, N: int, scales: tuple[torch.Tensor, torch.Tensor], recipe: str, copied: bool = False
-) -> Choice | None:
-    """How Hopper multiplies, a weight's scales being the second; None where it is worth a copy of scales that they
-    can be staged, unless this is one.
+    a: torch.Tensor, N: int, scales: tuple[torch.Tensor, torch.Tensor], recipe: str, bias: bool
+) -> tuple[Choice, bool]:
+    """How Hopper multiplies, a weight's scales being the second, and whether it is worth a copy of both that they
+    can be staged.
     """
     from . import _matmul_hopper as hopper
 
@@ -133,10 +126,10 @@ def _chosen(
         recipe = "tile"  # one row has one scale a step, as a tile has, and needs no more of them in a row
     kind = {"block": PROMOTED, "tile": PROMOTED, "group": GROUPED}.get(recipe, FAST)
     stageable = kind == FAST or hopper.stageable(*scales, recipe)
-    if not (stageable or copied or recipe == "tile") and worth_copying(M, N, K, multiprocessors(a)):
-        return None
     chosen = choose(kind, M, N, K, False, multiprocessors(a), stageable)
-    return replace(chosen, schedule=replace(chosen.schedule, scales=recipe, filled=filled(chosen.schedule, M)))
+    schedule = replace(chosen.schedule, scales=recipe, bias=bias, filled=filled(chosen.schedule, M))
+    to_copy = not stageable and recipe != "tile" and copied(M, N, K, multiprocessors(a))
+    return replace(chosen, schedule=schedule), to_copy
 
 
 def _launch(
@@ -148,7 +141,7 @@ def _launch(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     needs_e4m3("fp8_matmul", a)
-    out = _empty(a, b, scale_a, scale_b, recipe)
+    out = _empty(a, b)
     K = a.shape[1]
     if out.numel() == 0 or K == 0:
         return out.zero_() if bias is None else out.copy_(bias)
@@ -161,14 +154,14 @@ def _launch(
         # The matrix units take 8-bit operands row by row only.
         a, weight = (hopper.loadable(in_rows_of_k(x)) for x in (a, weight))
         target = out if hopper.mapped(out) else hopper.aligned(out)
-        chosen = _chosen(a, out.shape[1], scales, recipe)
-        if chosen is None:
+        chosen, to_copy = _chosen(a, out.shape[1], scales, recipe, bias is not None)
+        if to_copy:
             of_columns = hopper.staged_copy(scales[1]) if recipe == "group" else scales[1]
             scales = hopper.staged_copy(scales[0]), of_columns
-            chosen = _chosen(a, out.shape[1], scales, recipe, copied=True)
-            assert chosen is not None
-        schedule = replace(chosen.schedule, bias=bias is not None)
-        hopper.multiply(a, weight, target, schedule, chosen.dealt, chosen.section, *scales, bias, chosen.split)
+            chosen, _ = _chosen(a, out.shape[1], scales, recipe, bias is not None)
+        hopper.multiply(
+            a, weight, target, chosen.schedule, chosen.dealt, chosen.section, *scales, bias, chosen.split
+        )
         return out if target is out else out.copy_(target)
     portable.multiply(a, weight, out, False, recipe, *scales, bias)
     return out
@@ -180,7 +173,7 @@ def _prepare(
     scale_a: torch.Tensor,
     scale_b: torch.Tensor,
     recipe: str,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None,
 ) -> Callable[..., torch.Tensor]:
     """`_launch` of all inputs that are alike: on Hopper, where nothing has to be copied first, all but memory and
     addresses is decided here.
@@ -190,7 +183,7 @@ def _prepare(
         return _launch
     from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
 
-    like = _empty(a, b, scale_a, scale_b, recipe)
+    like = _empty(a, b)
     if not (
         all(x.stride(1) == 1 and hopper.mapped(x) for x in (a, b.t()))
         and hopper.mapped(like)
@@ -198,23 +191,17 @@ def _prepare(
     ):
         return _launch
     needs_e4m3("fp8_matmul", a)
-    chosen = _chosen(a, N, (scale_a, _of_columns(scale_b)), recipe)
-    if chosen is None:
+    scales = scale_a, _of_columns(scale_b)
+    chosen, to_copy = _chosen(a, N, scales, recipe, bias is not None)
+    if to_copy:
         return _launch
-    schedule = replace(chosen.schedule, bias=bias is not None)
     multiply = hopper.planned(
-        a, b.t(), like, schedule, chosen.dealt, chosen.section, scale_a, _of_columns(scale_b), bias, chosen.split
+        a, b.t(), like, chosen.schedule, chosen.dealt, chosen.section, *scales, bias, chosen.split
     )
     made = room((M, N), torch.bfloat16, a.device)
 
-    def run(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_a: torch.Tensor,
-        scale_b: torch.Tensor,
-        recipe: str,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def run(*given: Any) -> torch.Tensor:
+        a, b, scale_a, scale_b, _, bias = given
         out = made()
         multiply(a, b.t(), out, scale_a, _of_columns(scale_b), bias)
         return out

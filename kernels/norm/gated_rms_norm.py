@@ -16,6 +16,7 @@ import triton.language as tl
 
 from .._common import (
     INTERPRETED,
+    add_parts,
     cdiv,
     check,
     choice,
@@ -353,20 +354,6 @@ def _backward_long(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     tl.store(parts + tl.program_id(0).to(tl.int64) * groups * D + here, part, inside)
 
 
-@triton.jit
-def _add_parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    parts, dweight, P, D, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Sum over programs of (P, D) to dweight (D,)."""
-    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in range(0, P, ROWS):
-        row = start + tl.arange(0, ROWS)
-        inside = (row < P)[:, None] & (col < D)[None, :]
-        total += tl.load(parts + row.to(tl.int64)[:, None] * D + col[None, :], inside, 0.0)
-    tl.store(dweight + col, tl.sum(total, 0).to(dweight.dtype.element_ty), col < D)
-
-
 def _empty(
     x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, group: int, gate_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -484,7 +471,7 @@ def prepare_backward(
         )  # fmt: skip
     project = Launch(_project, (M * groups,), sizes, strides, FIRST=gate_first, BLOCK=PIECE, num_warps=8)
     add = Launch(
-        _add_parts, (cdiv(D, 32),), programs, D, ROWS=min(power_of_2(programs), 256), BLOCK=32, num_warps=8
+        add_parts, (cdiv(D, 32),), programs, D, ROWS=min(power_of_2(programs), 256), BLOCK=32, num_warps=8
     )  # fmt: skip
     copied = not (in_rows(dy) and in_rows(x) and in_rows(z) and weight.is_contiguous())
 

@@ -10,7 +10,19 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, cdiv, check, choice, in_rows, needs_e4m3, operator, power_of_2, rows, sigmoid
+from .._common import (
+    INTERPRETED,
+    add_parts,
+    cdiv,
+    check,
+    choice,
+    in_rows,
+    needs_e4m3,
+    operator,
+    power_of_2,
+    rows,
+    sigmoid,
+)
 from .._launch import Launch, prepared, room
 
 GROUP = 128
@@ -37,9 +49,6 @@ TILE_WARPS = 4
 
 COLUMNS, COLUMN_WARPS = 64, 4
 """Columns and warps of a program of granularity "column"; a row that it writes has the 128 bytes of a group."""
-
-TOTAL_ROWS = 32
-"""Groups' sums that a program adds up at a time."""
 
 BOTH_WARPS = 8
 """Of a program with maxima along rows and columns: 128 × 128 numbers in fp32 are 64 registers a thread."""
@@ -295,18 +304,6 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tl.store(turned_scales + group * N + col, largest / LARGEST, col < N)
     own = (value * (LARGEST / largest)[None, :]).to(q.dtype.element_ty)
     tl.store(turned + col[:, None] * M + row[None, :], tl.trans(own), tl.trans(inside), eviction_policy=HINT)
-
-
-@triton.jit
-def _total(parts, sums, count, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The sums of COLUMNS columns of `count` rows of N a program, in their order."""
-    col = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros([COLUMNS], tl.float32)
-    for first in range(0, count, ROWS):
-        row = first + tl.arange(0, ROWS)
-        inside = (row < count)[:, None] & (col < N)[None, :]
-        total += tl.sum(tl.load(parts + row.to(tl.int64)[:, None] * N + col[None, :], inside, 0.0), 0)
-    tl.store(sums + col, total.to(sums.dtype.element_ty), col < N)
 
 
 def _empty(x: torch.Tensor, granularity: str, format: str, layout: str) -> Two:
@@ -604,7 +601,7 @@ def _prepare_both_summed(x: torch.Tensor) -> Callable[..., Five]:
         return lambda x: (*planned(x), x.new_zeros(N))
     groups, device = cdiv(M, GROUP), x.device
     of_parts, of_sums = room((groups, N), torch.float32, device), room((N,), x.dtype, device)
-    add = Launch(_total, (cdiv(N, COLUMNS),), groups, N, ROWS=TOTAL_ROWS, COLUMNS=COLUMNS, num_warps=COLUMN_WARPS)
+    add = Launch(add_parts, (cdiv(N, 32),), groups, N, ROWS=min(power_of_2(groups), 256), BLOCK=32, num_warps=8)
 
     def run(x: torch.Tensor) -> Five:
         parts, sums = of_parts(), of_sums()
