@@ -32,6 +32,7 @@ from kernelmark.registry.analysis.worth import Worth, worths
 from kernelmark.registry.detection.arms import arms
 from kernelmark.registry.store.journal import Journal, read, read_header
 from kernelmark.registry.store.record import PROVIDER, Case, Record, Request
+from kernelmark.registry.store.shards import join
 from kernelmark.registry.views import convergence_table, crossing, summary, worth_table
 from kernelmark.registry.views.table import render
 from kernelmark.registry.views.tables import half_width, run_table
@@ -62,16 +63,17 @@ TECHNIQUES_LARGE = "20261127-193504-a011"
 """Plan `memory-techniques`, as much as 2,038 s hold, and what is left of it."""
 TECHNIQUES_STATES = "20261127-201438-2038"
 """A row that was lost of the latter."""
-TECHNIQUES_OFFLOADED = "20261128-081205-bed8"
+TECHNIQUES_OFFLOADED = "20261128-115008-9bf3"
 """Libraries' states on the host, on a host of twice the memory."""
 TECHNIQUES_BEFORE = "20261124-185110-eaf7"
 """Small models, on another host."""
 PRECISION_PART = "20261127-124228-f3ea"
 """Plan `precision`, as much as 300 s hold."""
 PRECISION = "20261128-032023-68ba"
-"""The same from the start, to be gone on with."""
-FP8_GRAPH = "20261128-082456-0e0c"
-"""A case of it again, after products in 8 bits add a bias themselves."""
+"""The same, whole."""
+FP8_GRAPH = "20261128-114913-53a1"
+"""A case of it again, after attention takes a whole projection."""
+FP8_GRAPH_BEFORE = "20261128-082456-0e0c"
 PRECISION_8B = "20261127-231424-32a7"
 """Its largest model."""
 RANKS = "20261122-224109-fd6e"
@@ -102,8 +104,9 @@ DECODE = (
     "20261124-084457-4fcc",
     "20261124-144835-8c68",
 )
-GENERATE = "20261128-082630-2599"
-"""Plan `generate` from the start, to be gone on with."""
+GENERATE = "generate-h200"
+"""Plan `generate` in two shards, each to be gone on with."""
+GENERATE_BEFORE = "20261128-082630-2599"
 PASSES = "20261123-082652-b54c"
 SERVED = "20261123-082432-ef9b"
 SERVED_RATE = "20261124-044417-2c68"
@@ -164,8 +167,9 @@ DENSE: Sequence[tuple[str, str, str]] = (
 
 @functools.cache
 def journal(run: str) -> Journal:
-    """A run of `registry/reference/`."""
-    return read(JOURNALS / f"{run}.jsonl.gz")
+    """A run of `registry/reference/`, or what its shards have so far."""
+    shards = sorted(JOURNALS.glob(f"{run}.*-of-*.jsonl.gz"))
+    return join([read(x) for x in shards]) if shards else read(JOURNALS / f"{run}.jsonl.gz")
 
 
 @functools.cache
@@ -225,10 +229,11 @@ def page() -> str:
         *_every("Precisions, as far as they came", PRECISION_PART),
         "The loss of `fp16_scaled` multiplied in fp32 there, which autocast does in fp16: that row is slower than "
         "what users have.",
-        *_every("Precisions from 124 M to 6.7 B, as far as they came", PRECISION),
+        *_every("Precisions from 124 M to 8 B", PRECISION),
         f"Refused were {_refused(PRECISION)}: for what three steps change of the last norm's bias, or for a "
-        "gradient ([what rounding makes of it](training.md#not-yet)).",
-        *_every("GPT-2 124M in 8 bits, a bias added by the product", FP8_GRAPH),
+        "gradient ([what rounding makes of it](training.md#precisions-on-an-h200)).",
+        *_every("GPT-2 124M in 8 bits and in 16, attention on whole projections", FP8_GRAPH),
+        *_every("The same before, a bias added by the product", FP8_GRAPH_BEFORE),
         *_every("Precisions of 8 B parameters, as far as they came", PRECISION_8B),
         "All rows in 8 bits were refused for gradients of queries and keys, most likely for what rounding alone "
         "makes of them in so many layers ([the bound](training.md#precision)).",
@@ -668,7 +673,7 @@ def _techniques() -> list[str]:
     (lost,) = (x.implementation for x in rows_of(TECHNIQUES_LARGE) if x.status == "incorrect")
     assert (lost, "out_of_memory") in {(x.implementation, x.status) for x in rows_of(TECHNIQUES_STATES)}
     return [
-        "## Techniques of training, as far as they came",
+        "## Techniques of training",
         f"{_where(journal(TECHNIQUES))} *Kept*: what a pass leaves for the backward pass. The {len(large)} "
         "rows of 8 B parameters have no time in this run: their answer in fp32 had no room on the device. It "
         "has in the run below.",
@@ -1095,6 +1100,16 @@ def _side_by_side_gpus() -> list[str]:
     ]
 
 
+PASS = (
+    _number("ms"),
+    _number("samples/s", "samples_per_s"),
+    _share("MFU", "pass_mfu"),
+    _size("peak memory", "pass_memory"),
+    BEST,
+)
+"""Columns of a pass without gradients."""
+
+
 def _decoding() -> list[str]:
     """Generation."""
     columns = (
@@ -1119,19 +1134,16 @@ def _decoding() -> list[str]:
         "### Plan `generate`, as far as it came",
         f"{_where(journal(GENERATE))} Of Llama 3.2 1B too, and with products in 8 bits (`e4m3`) by a scale a row "
         "or for 128 elements.",
-        _programs(GENERATE, columns),
+        _programs(GENERATE, columns, "generate"),
+        "A pass without gradients:",
+        _programs(GENERATE, PASS, "forward"),
+        f"{_where(journal(GENERATE_BEFORE))}",
+        _programs(GENERATE_BEFORE, columns),
     ]
 
 
 def _passes() -> list[str]:
-    columns = (
-        _number("ms"),
-        _number("samples/s", "samples_per_s"),
-        _share("MFU", "pass_mfu"),
-        _size("peak memory", "pass_memory"),
-        BEST,
-    )
-    return ["## One pass without gradients", _where(journal(PASSES)), _programs(PASSES, columns)]
+    return ["## One pass without gradients", _where(journal(PASSES)), _programs(PASSES, PASS)]
 
 
 def _server() -> list[str]:
