@@ -1,6 +1,7 @@
-"""What our kernels are fused of, beyond the operators: attention of a whole projection; quantized gradients with
-their sums; layers in E4M3 with a scale for 128 elements, whose norms and gates write 8 bits: what precision
-`parts_1x128_fused` is, beside `parts_1x128`, which reads again what these wrote in 16 bits.
+"""What our kernels are fused of, beyond the operators: attention of a whole projection; layer norms that add
+first; quantized gradients with their sums; layers in E4M3 with a scale for 128 elements, whose norms, gates and
+activations write 8 bits: what precision `parts_1x128_fused` is, beside `parts_1x128`, which reads again what these
+wrote in 16 bits.
 """
 
 from __future__ import annotations
@@ -20,26 +21,42 @@ def _kernels(catalog: Stock, name: str) -> Any:
 
 
 def packed(catalog: Stock, attention: Callable[..., Any]) -> Callable[..., Any]:
-    """Our attention, which takes a whole projection too: `packed(projected, mask)` is an attribute of it. That of
-    a commit from before it took one is left as it is.
+    """Our attention, which takes a whole projection too: `packed(projected, mask)` is an attribute of it."""
+    return _beside(attention, packed=getattr(_kernels(catalog, "attention"), "attention_packed", None))
+
+
+def added(catalog: Stock, norm: Callable[..., Any]) -> Callable[..., Any]:
+    """Our layer norm, which adds a residual before too: `added(x, residual, weight, bias, eps)`, the norm and the
+    sum, is an attribute of it.
     """
-    whole = getattr(_kernels(catalog, "attention"), "attention_packed", None)
+    return _beside(norm, added=getattr(_kernels(catalog, "layer_norm"), "add_layer_norm", None))
+
+
+def _beside(part: Callable[..., Any], **fused: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A part with what it is fused of for an attribute. Of a commit from before there was that it is left as it
+    is.
+    """
+    ((name, whole),) = fused.items()
     if whole is None:
-        return attention
+        return part
 
     def call(**given: Any) -> Any:
-        return attention(**given)
+        return part(**given)
 
-    call.packed = whole  # type: ignore[attr-defined]  # functions have any
+    setattr(call, name, whole)
     return call
 
 
-def summed(catalog: Stock) -> Callable[..., Any] | None:
-    """A gradient (M, N) quantized as it is and transposed, and the sums of its columns, of one read; None in a
-    commit from before that.
-    """
-    found: Callable[..., Any] | None = getattr(_kernels(catalog, "fp8_quant"), "both_summed", None)
-    return found
+QUANTIZED = {"summed": "both_summed", "turned": "rows_both", "turned_summed": "rows_both_summed"}
+"""What `by_rows` and `by_blocks` (`products.py`) ask of who quantizes, by our kernels' names."""
+
+
+def quantized(catalog: Stock, quantize: Callable[..., Any]) -> None:
+    """Gives it those for attributes; in a commit from before there were some, the others."""
+    kernels = _kernels(catalog, "fp8_quant")
+    for name, own in QUANTIZED.items():
+        if hasattr(kernels, own):
+            setattr(quantize, name, getattr(kernels, own))
 
 
 def normed(catalog: Stock, quantize: Products, product: Products) -> Callable[..., Any]:
@@ -107,3 +124,90 @@ def down(catalog: Stock, quantize: Products, product: Products) -> Callable[...,
 
     apply: Callable[..., Any] = Down.apply
     return apply
+
+
+def layer_normed(catalog: Stock, quantize: Products, product: Products) -> Callable[..., Any]:
+    """`layer_normed(x, residual, gain, bias, eps, weight, weight_bias)`: h = x + residual, or x, and the layer
+    norm of h by `gain` and `bias` times a weight, with its bias. As in `normed`, the norm is in memory in 8 bits
+    alone.
+    """
+    import torch
+
+    norm, blocks = _of_layer_norms(catalog)
+
+    class Normed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, residual: Any, gain: Any, bias: Any, eps: float, w: Any, of_w: Any) -> Any:
+            h, mean, rstd = norm.add_moments(x, residual, eps)
+            y, scale, *across = blocks.layer_norm_both(h.flatten(0, -2), *_flat(mean, rstd), gain, bias)
+            w, of_weight, *turned = quantize(w, "tile_both")
+            ctx.save_for_backward(h, mean, rstd, gain, *across, *turned)
+            ctx.added = residual is not None
+            return h, product(y, w.t(), scale, of_weight.t(), "block", of_w).view(*h.shape[:-1], -1)
+
+        @staticmethod
+        def backward(ctx: Any, dh: Any, dout: Any) -> Any:
+            h, mean, rstd, gain, y, of_y, w, of_weight = ctx.saved_tensors
+            g, scale, across, of_g, dbias = blocks.both_summed(dout.flatten(0, -2).contiguous())
+            dy = product(g, w.t(), scale, of_weight.t(), "block").view(h.shape)
+            dw = product(across, y.t(), of_g, of_y.t(), "group")
+            dx, *of_norm = norm.gradients(dy, dh, h, gain, mean, rstd)
+            return dx, dx if ctx.added else None, *of_norm, None, dw, dbias
+
+    apply: Callable[..., Any] = Normed.apply
+    return apply
+
+
+def fed(catalog: Stock, quantize: Products, product: Products) -> Callable[..., Any]:
+    """`fed(x, residual, gain, bias, eps, up, up_bias, down, down_bias)`: h = x + residual, or x, and of h a
+    feed-forward behind a layer norm: gelu(norm · up + up_bias), by its tanh form, times `down`, with its bias. The
+    norm, what gelu gives and the gradient of what it takes are in memory in 8 bits alone.
+    """
+    import torch
+
+    norm, blocks = _of_layer_norms(catalog)
+
+    class Fed(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: Any, x: Any, residual: Any, gain: Any, bias: Any, eps: float, up: Any, up_bias: Any, *down: Any
+        ) -> Any:
+            h, mean, rstd = norm.add_moments(x, residual, eps)
+            y, scale, *across = blocks.layer_norm_both(h.flatten(0, -2), *_flat(mean, rstd), gain, bias)
+            w, of_weight, *turned = quantize(up, "tile_both")
+            inner = product(y, w.t(), scale, of_weight.t(), "block", up_bias)
+            y, scale, *of_gelu = blocks.gelu_both(inner)
+            w, of_weight, *of_down = quantize(down[0], "tile_both")
+            out = product(y, w.t(), scale, of_weight.t(), "block", down[1])
+            ctx.save_for_backward(h, mean, rstd, gain, inner, *across, *turned, *of_gelu, *of_down)
+            ctx.added = residual is not None
+            return h, out.view(h.shape)
+
+        @staticmethod
+        def backward(ctx: Any, dh: Any, dout: Any) -> Any:
+            h, mean, rstd, gain, inner, *held = ctx.saved_tensors
+            y, of_y, up, of_up, z, of_z, down, of_down = held
+            g, scale, across, of_g, down_bias = blocks.both_summed(dout.flatten(0, -2).contiguous())
+            dz = product(g, down.t(), scale, of_down.t(), "block")
+            of_weight = product(across, z.t(), of_g, of_z.t(), "group")
+            g, scale, across, of_g, up_bias = blocks.gelu_gradient_both_summed(dz, inner)
+            dy = product(g, up.t(), scale, of_up.t(), "block").view(h.shape)
+            dup = product(across, y.t(), of_g, of_y.t(), "group")
+            dx, *of_norm = norm.gradients(dy, dh, h, gain, mean, rstd)
+            return dx, dx if ctx.added else None, *of_norm, None, dup, up_bias, of_weight, down_bias
+
+    apply: Callable[..., Any] = Fed.apply
+    return apply
+
+
+def _of_layer_norms(catalog: Stock) -> tuple[Any, Any]:
+    """The files of the two kernels. Raises `NotImplementedError` for a commit from before they were fused."""
+    norm, blocks = _kernels(catalog, "layer_norm"), _kernels(catalog, "fp8_quant")
+    if not hasattr(blocks, "layer_norm_both"):
+        raise NotImplementedError("this commit's layer norms do not write 8 bits")
+    return norm, blocks
+
+
+def _flat(*moments: Any) -> list[Any]:
+    """Of rows, without the dimensions before them."""
+    return [x.flatten() for x in moments]

@@ -159,8 +159,8 @@ class Model(Architecture):
     * `attention(configuration)`: the sum over layers of heads × head dimension that S × S scores are computed
       with; a mask that hides nothing counts twice what a causal one does.
     * `named(configuration, B, S)`: parts that stand for `linear` and others, where a system names them.
-    * `fused(configuration)`: whether it asks for `normed` and `down` (`fused_blocks.py`) in the place of norms and
-      gates and the products behind them.
+    * `fused(configuration)`: what of `fused_blocks.py` it asks for in the place of norms, gates and activations
+      and the products behind them; nothing, where it has none that are fused.
     * `module(configuration, parts)`: an `nn.Module` with those parameters. `forward(tokens, targets)` takes int64
       (B, S) each and gives the mean loss, a scalar. `prepare(S, device, dtype)` makes what depends on positions.
       With the attribute `recompute` set, each layer is computed again for the backward pass.
@@ -171,7 +171,7 @@ class Model(Architecture):
     module: Callable[[Any, Parts], torch.nn.Module]
     bounds: Mapping[str, Bound] = field(default_factory=lambda: BOUNDS)
     named: Callable[[Any, int, int], tuple[Part, ...]] = lambda configuration, B, S: ()
-    fused: Callable[[Any], bool] = lambda configuration: False
+    fused: Callable[[Any], tuple[str, ...]] = lambda configuration: ()
 
     def products(self, configuration: Any, B: int, S: int) -> tuple[Part, ...]:
         """What layers multiply by `linear`, of a micro-batch: a part for each shape of weight, with a bias or not.

@@ -43,13 +43,41 @@ def by_rows(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callab
     """`linear(x, weight, bias=None)` whose three products are of rows that `quantize(x, "row")` made: values
     (M, K) in E4M3 and scales (M, 1). `product(a, b, scale_a, scale_b, "row", bias=None)` takes b (K, N) as the
     transpose of such rows.
+
+    Who quantizes may do so with the transpose in the same reads, by its attribute `turned`, and sum columns too,
+    by `turned_summed`: then what the backward pass multiplies is kept in 8 bits, as in `by_blocks`.
     """
     import torch
+
+    turned, turned_summed = (getattr(quantize, x, None) for x in ("turned", "turned_summed"))
 
     def multiply(a: Any, b: Any, bias: Any = None) -> Any:
         """a (M, K) times b (N, K) transposed."""
         (a, scale_a), (b, scale_b) = quantize(a, "row"), quantize(b, "row")
+        return times(a, scale_a, b, scale_b, bias)
+
+    def times(a: Any, scale_a: Any, b: Any, scale_b: Any, bias: Any = None) -> Any:
         return product(a, b.t(), scale_a.reshape(-1, 1), scale_b.reshape(1, -1), "row", bias)
+
+    class Once(torch.autograd.Function):
+        """Each tensor is quantized once, as it is and transposed."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
+            a, scale, *across = turned(x)  # type: ignore[misc]  # only where it is there
+            w, of_weight, *other = turned(weight)  # type: ignore[misc]  # as above
+            ctx.save_for_backward(*across, *other)
+            return times(a, scale, w, of_weight, bias)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, of_x, w, of_weight = ctx.saved_tensors
+            of_bias = None
+            if ctx.needs_input_grad[2]:
+                g, scale, across, of_grad, of_bias = turned_summed(grad.contiguous())  # type: ignore[misc]  # as above
+            else:
+                g, scale, across, of_grad = turned(grad.contiguous())  # type: ignore[misc]  # as above
+            return times(g, scale, w, of_weight), times(across, of_grad, x, of_x), of_bias
 
     class Products(torch.autograd.Function):
         @staticmethod
@@ -64,7 +92,9 @@ def by_rows(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callab
             across = grad.t().contiguous(), x.t().contiguous()
             return multiply(grad, weight.t().contiguous()), multiply(*across), _of_bias(ctx, grad)
 
-    return _linear(Products.apply)
+    if turned is None:
+        return _linear(Products.apply)
+    return _linear(lambda *given: (Once.apply if torch.is_grad_enabled() else multiply)(*given))
 
 
 def by_blocks(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:

@@ -94,9 +94,6 @@ NAMED = (LINEAR, "qkv_rope")
 of them together with other parts.
 """
 
-ATTENTION = "attention"
-"""The part that has a form of its own for a whole projection, where it is our kernel."""
-
 TRACED = (EAGER, PROVIDER)
 """Providers whose parts torch.compile looks into; those of others it calls as they are."""
 
@@ -336,27 +333,37 @@ class Assembly:
         for part in chosen.model.named(chosen.configuration, B, S):
             if {part.name, part.operator} & self.system.parts.keys():
                 found[part.name] = self.call(part.name, part.operator, part.axes, part.options, dtype, device)
-        if ATTENTION in found and self._own_attention(device):
-            from . import fused_blocks
-
-            found[ATTENTION] = fused_blocks.packed(self.catalog, found[ATTENTION])
+        self._take_fused(found, chosen, B, S, device)
         products = chosen.model.products(chosen.configuration, B, S)
         if self.system.precision == "parts_1x128_fused":
             found |= self._fused_blocks(chosen, dtype, device, products)
         return found | {"linear": self.linear(dtype, device, products)}
 
-    def _own_attention(self, device: str) -> bool:
-        """Whether attention is our kernel for GPUs and the system is ours: part of another, it is the operator."""
-        ours = device == "cuda" and self.system.base == PROVIDER
-        return ours and self.implementation(ATTENTION, ATTENTION, device).provider == PROVIDER
+    def _take_fused(
+        self, found: dict[str, Callable[..., Any]], chosen: Chosen, B: int, S: int, device: str
+    ) -> None:
+        """Attention and layer norms that are our kernels for GPUs, with what they are fused of, where the system
+        is ours: part of another, they are the operator.
+        """
+        if device != "cuda" or self.system.base != PROVIDER:
+            return
+        from . import fused_blocks
 
-    def _adds_bias(self, device: str) -> bool:
-        """Whether products in 8 bits are our own kernel, which takes a bias; that of an older commit may not."""
-        chosen = self.implementation("linear", "fp8_matmul", device)
+        beside = {"attention": fused_blocks.packed, "layer_norm": fused_blocks.added}
+        for part in chosen.model.parts(chosen.configuration, B, S):
+            own = part.name in found and part.operator in beside
+            if own and self.implementation(part.name, part.operator, device).provider == PROVIDER:
+                found[part.name] = beside[part.operator](self.catalog, found[part.name])
+
+    def _takes(self, argument: str, operator: str, device: str) -> bool:
+        """Whether what products in 8 bits are made of is our own kernel, and takes an argument that the operator
+        lacks; that of an older commit may not.
+        """
+        chosen = self.implementation("linear", operator, device)
         if chosen.provider != PROVIDER:
             return False
         call = chosen.load()(None)  # type: ignore[arg-type]  # a kernel of ours is one function for every case
-        return "bias" in signature(call).parameters
+        return argument in signature(call).parameters
 
     def _fused_blocks(
         self, chosen: Chosen, dtype: str, device: str, products: Sequence[Part]
@@ -364,14 +371,15 @@ class Assembly:
         """Norms and gates with the products behind them, by our own kernels."""
         from . import fused_blocks
 
-        if not chosen.model.fused(chosen.configuration):
+        names = chosen.model.fused(chosen.configuration)
+        if not names:
             raise NotImplementedError(f"{chosen.name} has no norm or gate before its products that is fused")
         if self.system.base != PROVIDER or self.system.parts or self.system.recompute.startswith("by_part"):
             raise NotImplementedError("norms and gates that write 8 bits are our own kernels, not parts by choice")
         if device != "cuda":
             raise NotImplementedError(f"norms and gates that write 8 bits have kernels for CUDA, not for {device}")
         given = self.catalog, *self.eight_bits(dtype, device, _asked(by_blocks, products))
-        return {"normed": fused_blocks.normed(*given), "down": fused_blocks.down(*given)}
+        return {name: getattr(fused_blocks, name)(*given) for name in names}
 
     def linear(self, dtype: str, device: str, products: Sequence[Part] = ()) -> Callable[..., Any]:
         """`linear(x, weight, bias=None)`, by which layers multiply. Raises as `call` does.
@@ -410,7 +418,8 @@ class Assembly:
     ) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The system's `quantize(x, granularity)`, `product(a, b, scale_a, scale_b, recipe, bias=None)` in E4M3.
 
-        The operator has no bias: our own kernels add one before they round, those of others get it after.
+        The operator has no bias: our own kernels add one before they round, those of others get it after. Scales
+        of an input's blocks lie as products load them, where our own kernel quantizes.
         """
         if dtype != "bf16":
             raise NotImplementedError(f"products of 8 bits by fp8_matmul are bf16, this case's are {dtype}")
@@ -430,16 +439,18 @@ class Assembly:
             for recipe, sizes in x.multiplied:
                 multiplier(recipe, *sizes)
 
+        own = self._takes("bias", "fp8_matmul", device)
+        laid = {"layout": "matmul"} if self._takes("layout", "fp8_quant", device) else {}
+
         def quantize(x: Any, granularity: str) -> Any:
             call = quantizer(granularity, x.shape[0], x.shape[1])
-            return call(x=x, granularity=granularity, format="e4m3")
+            within = laid if granularity == "block" else {}
+            return call(x=x, granularity=granularity, format="e4m3", **within)
 
-        own = self._adds_bias(device)
         if device == "cuda" and self.implementation("linear", "fp8_quant", device).provider == PROVIDER:
             from . import fused_blocks
 
-            if (summed := fused_blocks.summed(self.catalog)) is not None:
-                quantize.summed = summed  # type: ignore[attr-defined]  # functions have any
+            fused_blocks.quantized(self.catalog, quantize)
 
         def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str, bias: Any = None) -> Any:
             M, N, K = a.shape[0], b.shape[1], a.shape[1]

@@ -132,6 +132,13 @@ def _chosen(
     return replace(chosen, schedule=schedule), to_copy
 
 
+def _staged(of_rows: torch.Tensor, of_columns: torch.Tensor, recipe: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies of scales, a weight's being the second, that can be staged."""
+    from . import _matmul_hopper as hopper
+
+    return hopper.staged_copy(of_rows), hopper.staged_copy(of_columns) if recipe == "group" else of_columns
+
+
 def _launch(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -156,8 +163,7 @@ def _launch(
         target = out if hopper.mapped(out) else hopper.aligned(out)
         chosen, to_copy = _chosen(a, out.shape[1], scales, recipe, bias is not None)
         if to_copy:
-            of_columns = hopper.staged_copy(scales[1]) if recipe == "group" else scales[1]
-            scales = hopper.staged_copy(scales[0]), of_columns
+            scales = _staged(*scales, recipe)
             chosen, _ = _chosen(a, out.shape[1], scales, recipe, bias is not None)
         hopper.multiply(
             a, weight, target, chosen.schedule, chosen.dealt, chosen.section, *scales, bias, chosen.split
@@ -175,8 +181,8 @@ def _prepare(
     recipe: str,
     bias: torch.Tensor | None,
 ) -> Callable[..., torch.Tensor]:
-    """`_launch` of all inputs that are alike: on Hopper, where nothing has to be copied first, all but memory and
-    addresses is decided here.
+    """`_launch` of all inputs that are alike: on Hopper, where no more than scales has to be copied first, all but
+    memory and addresses is decided here.
     """
     (M, K), N = a.shape, b.shape[1]
     if capability(a.device)[0] != 9 or M * N * K == 0:
@@ -194,7 +200,8 @@ def _prepare(
     scales = scale_a, _of_columns(scale_b)
     chosen, to_copy = _chosen(a, N, scales, recipe, bias is not None)
     if to_copy:
-        return _launch
+        scales = _staged(*scales, recipe)
+        chosen, _ = _chosen(a, N, scales, recipe, bias is not None)
     multiply = hopper.planned(
         a, b.t(), like, chosen.schedule, chosen.dealt, chosen.section, *scales, bias, chosen.split
     )
@@ -203,7 +210,8 @@ def _prepare(
     def run(*given: Any) -> torch.Tensor:
         a, b, scale_a, scale_b, _, bias = given
         out = made()
-        multiply(a, b.t(), out, scale_a, _of_columns(scale_b), bias)
+        scales = scale_a, _of_columns(scale_b)
+        multiply(a, b.t(), out, *(_staged(*scales, recipe) if to_copy else scales), bias)
         return out
 
     return run

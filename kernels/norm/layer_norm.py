@@ -1,4 +1,6 @@
-"""Layer normalization (Ba, Kiros and Hinton, arXiv 1607.06450), forward and backward."""
+"""Layer normalization (Ba, Kiros and Hinton, arXiv 1607.06450), forward and backward; with a residual added first
+it is `add_layer_norm`, and without the norm itself `add_moments`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,11 @@ import torch
 
 from .._common import check, needs_gradient, operator
 from .._launch import prepared
+from ._add_layer_norm import add_layer_norm, add_moments, gradients
 from ._norm_backward import empty_gradients, prepare_backward
 from ._norm_forward import empty, prepare_forward
+
+__all__ = ["add_layer_norm", "add_moments", "gradients", "layer_norm"]
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:

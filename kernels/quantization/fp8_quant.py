@@ -22,6 +22,7 @@ from .._common import (
     power_of_2,
     rows,
     sigmoid,
+    tanh_slope,
 )
 from .._launch import Launch, prepared, room
 
@@ -265,21 +266,31 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     scales,
     turned,
     turned_scales,
-    other,
-    rstds,
+    others,
     M,
     N,
     stride,
     LARGEST: tl.constexpr,
     GROUP: tl.constexpr,
     HINT: tl.constexpr,
-    SUMMED: tl.constexpr,
+    OF: tl.constexpr,
 ):
     """GROUP rows of GROUP columns a program: `_block` with scales column by column, and `_column`, of one read.
 
-    With `other`, if it is not None, of what is computed of x first: with `rstds`, if they are not None, the norm
-    x · rstd · other, other a weight of columns; without them silu(x) · other, which lies as x does. SUMMED: of x
-    as it is, and `other` gets the sum of each group's rows, as rows of N.
+    Of what is computed of x first, of `others`:
+
+    ===============  ==========================================  ==================================================
+    OF               what is quantized                           others
+    ===============  ==========================================  ==================================================
+    x                x                                           –
+    sums             x                                           (N-wide sums of each group's rows, written)
+    rms_norm         x · rstd · weight                           (weight of columns, rstd of rows)
+    layer_norm       (x - mean) · rstd · weight + bias           (weight, bias of columns, mean, rstd of rows)
+    swiglu           silu(x) · up                                (up, which lies as x)
+    gelu             gelu(x), its tanh form                      –
+    gelu_gradient    x · the slope of that at y                  (y, which lies as x; sums of what is quantized, as
+                                                                 above)
+    ===============  ==========================================  ==================================================
     """
     across = tl.cdiv(N, GROUP)
     group = (tl.program_id(0) // across).to(tl.int64)
@@ -288,20 +299,93 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     col = beside * GROUP + tl.arange(0, GROUP)
     inside = (row < M)[:, None] & (col < N)[None, :]
     value = tl.load(x + row[:, None] * stride + col[None, :], inside, 0.0, eviction_policy=HINT).to(tl.float32)
-    if SUMMED:
-        tl.store(other + group * N + col, tl.sum(value, 0), col < N)
-    elif rstds is not None:
-        weight = tl.load(other + col, col < N, 0.0).to(tl.float32)
+    if OF == "rms_norm":
+        weight, rstds = others
+        weight = tl.load(weight + col, col < N, 0.0).to(tl.float32)
         value = value * tl.load(rstds + row, row < M, 0.0)[:, None] * weight[None, :]
-    elif other is not None:
-        up = tl.load(other + row[:, None] * stride + col[None, :], inside, 0.0, eviction_policy=HINT)
+    elif OF == "layer_norm":
+        weight, bias, means, rstds = others
+        weight = tl.load(weight + col, col < N, 0.0).to(tl.float32)
+        bias = tl.load(bias + col, col < N, 0.0).to(tl.float32)
+        value -= tl.load(means + row, row < M, 0.0)[:, None]
+        value = value * tl.load(rstds + row, row < M, 0.0)[:, None] * weight[None, :] + bias[None, :]
+        # Rows that are not there would have the bias, which no maximum of a column may see.
+        value = tl.where(inside, value, 0.0)
+    elif OF == "swiglu":
+        up = tl.load(others[0] + row[:, None] * stride + col[None, :], inside, 0.0, eviction_policy=HINT)
         value = value * sigmoid(value) * up.to(tl.float32)
+    elif OF == "gelu":
+        half, _ = tanh_slope(value)
+        value = value * half
+    elif OF == "gelu_gradient":
+        y = tl.load(others[0] + row[:, None] * stride + col[None, :], inside, 0.0, eviction_policy=HINT)
+        _, slope = tanh_slope(y.to(tl.float32))
+        value = value * slope
+    if OF == "sums" or OF == "gelu_gradient":
+        sums = others[0] if OF == "sums" else others[1]
+        tl.store(sums + group * N + col, tl.sum(value, 0), col < N)
     largest = tl.maximum(tl.max(tl.abs(value), 1), 1e-30)
     tl.store(scales + beside * M + row, largest / LARGEST, row < M)
     own = (value * (LARGEST / largest)[:, None]).to(q.dtype.element_ty)
     tl.store(q + row[:, None] * N + col[None, :], own, inside, eviction_policy=HINT)
     largest = tl.maximum(tl.max(tl.abs(value), 0), 1e-30)
     tl.store(turned_scales + group * N + col, largest / LARGEST, col < N)
+    own = (value * (LARGEST / largest)[None, :]).to(q.dtype.element_ty)
+    tl.store(turned + col[:, None] * M + row[None, :], tl.trans(own), tl.trans(inside), eviction_policy=HINT)
+
+
+@triton.jit
+def _maxima(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, of_rows, of_columns, sums, M, N, stride, GROUP: tl.constexpr
+):
+    """The largest magnitude of each row and of each column, of GROUP rows and columns a program. `sums`, if it is
+    not None, gets the sum of each group's rows, as rows of N.
+
+    A magnitude's bits are in its order as whole numbers, and a maximum is the same in any order.
+    """
+    across = tl.cdiv(N, GROUP)
+    group = (tl.program_id(0) // across).to(tl.int64)
+    row = group * GROUP + tl.arange(0, GROUP)
+    col = (tl.program_id(0) % across) * GROUP + tl.arange(0, GROUP)
+    inside = (row < M)[:, None] & (col < N)[None, :]
+    value = tl.load(x + row[:, None] * stride + col[None, :], inside, 0.0).to(tl.float32)
+    if sums is not None:
+        tl.store(sums + group * N + col, tl.sum(value, 0), col < N)
+    value = tl.abs(value)
+    tl.atomic_max(of_rows + row, tl.max(value, 1).to(tl.int32, bitcast=True), row < M, sem="relaxed")
+    tl.atomic_max(of_columns + col, tl.max(value, 0).to(tl.int32, bitcast=True), col < N, sem="relaxed")
+
+
+@triton.jit
+def _rows_both(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    q,
+    scales,
+    turned,
+    turned_scales,
+    of_rows,
+    of_columns,
+    M,
+    N,
+    stride,
+    LARGEST: tl.constexpr,
+    GROUP: tl.constexpr,
+    HINT: tl.constexpr,
+):
+    """GROUP rows of GROUP columns a program, as they are and transposed, by what `_maxima` found."""
+    across = tl.cdiv(N, GROUP)
+    group = (tl.program_id(0) // across).to(tl.int64)
+    beside = (tl.program_id(0) % across).to(tl.int64)
+    row = group * GROUP + tl.arange(0, GROUP)
+    col = beside * GROUP + tl.arange(0, GROUP)
+    inside = (row < M)[:, None] & (col < N)[None, :]
+    value = tl.load(x + row[:, None] * stride + col[None, :], inside, 0.0, eviction_policy=HINT).to(tl.float32)
+    largest = tl.maximum(tl.load(of_rows + row, row < M, 0).to(tl.float32, bitcast=True), 1e-30)
+    tl.store(scales + row, largest / LARGEST, (row < M) & (beside == 0))
+    own = (value * (LARGEST / largest)[:, None]).to(q.dtype.element_ty)
+    tl.store(q + row[:, None] * N + col[None, :], own, inside, eviction_policy=HINT)
+    largest = tl.maximum(tl.load(of_columns + col, col < N, 0).to(tl.float32, bitcast=True), 1e-30)
+    tl.store(turned_scales + col, largest / LARGEST, (col < N) & (group == 0))
     own = (value * (LARGEST / largest)[None, :]).to(q.dtype.element_ty)
     tl.store(turned + col[:, None] * M + row[None, :], tl.trans(own), tl.trans(inside), eviction_policy=HINT)
 
@@ -485,10 +569,8 @@ def _empty_both(x: torch.Tensor, format: str) -> Four:
     return *_empty(x, "block", format, "matmul"), *_empty(x, "column", format, "matmul")
 
 
-def _planned_both(x: torch.Tensor, format: str, *absent: None, summed: bool = False) -> Callable[..., Four]:
-    """`_both` for tensors like x: a function of x, which lies in rows by then, and of `other` and `rstds`.
-    `absent` has None for each of these two that is not given, the last first. `summed`: `other` is for sums.
-    """
+def _planned_both(x: torch.Tensor, format: str, of: str = "x") -> Callable[..., Four]:
+    """`_both` for tensors like x: a function of x, which lies in rows by then, and of `others`."""
     if x.numel() == 0:
         return lambda x, *_: _of_nothing(_empty_both(x, format), format)
     if format == "e4m3":
@@ -498,14 +580,13 @@ def _planned_both(x: torch.Tensor, format: str, *absent: None, summed: bool = Fa
     launch = Launch(
         _both,
         (cdiv(M, GROUP) * cdiv(N, GROUP),),
-        *absent,
         M,
         N,
         flat.stride(0),
         LARGEST=LARGEST[format],
         GROUP=GROUP,
         HINT=_hint(x),
-        SUMMED=summed,
+        OF=of,
         num_warps=BOTH_WARPS,
     )
     of_q, of_scale, of_turned, of_turned_scale = map(_room, _empty_both(x, format))
@@ -513,14 +594,14 @@ def _planned_both(x: torch.Tensor, format: str, *absent: None, summed: bool = Fa
 
     def run(x: torch.Tensor, *others: torch.Tensor) -> Four:
         found = of_q(), of_scale(), of_turned(), of_turned_scale()
-        launch(device, x, *found, *others)
+        launch(device, x, *found, others or (None,))
         return found
 
     return run
 
 
 def _prepare_both(x: torch.Tensor, format: str) -> Callable[..., Four]:
-    run, copied = _planned_both(x, format, None, None), not in_rows(x)
+    run, copied = _planned_both(x, format), not in_rows(x)
     return lambda x, format: run(rows(x) if copied else x)
 
 
@@ -558,7 +639,7 @@ def _check_swiglu_both(gate: torch.Tensor, up: torch.Tensor) -> None:
 
 
 def _prepare_norm_both(h: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor) -> Callable[..., Four]:
-    planned = _planned_both(h, "e4m3")
+    planned = _planned_both(h, "e4m3", "rms_norm")
     copied = h.numel() > 0 and not (in_rows(h) and rstd.is_contiguous() and weight.is_contiguous())
 
     def run(h: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor) -> Four:
@@ -571,7 +652,7 @@ def _prepare_norm_both(h: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
 
 def _prepare_swiglu_both(gate: torch.Tensor, up: torch.Tensor) -> Callable[..., Four]:
     copied = gate.stride(1) != 1 or gate.stride() != up.stride()  # which lie alike
-    planned = _planned_both(gate.contiguous() if copied else gate, "e4m3", None)
+    planned = _planned_both(gate.contiguous() if copied else gate, "e4m3", "swiglu")
 
     def run(gate: torch.Tensor, up: torch.Tensor) -> Four:
         if copied:
@@ -595,19 +676,157 @@ def _check_both_summed(x: torch.Tensor) -> None:
 
 
 def _prepare_both_summed(x: torch.Tensor) -> Callable[..., Five]:
-    planned, copied = _planned_both(x, "e4m3", None, summed=True), not in_rows(x)
+    planned, copied = _planned_summed(x, "sums"), not in_rows(x)
+    return lambda x: planned(rows(x) if copied else x)
+
+
+def _planned_summed(x: torch.Tensor, of: str) -> Callable[..., Five]:
+    """`_planned_both`, and the sums of columns in x's dtype: what `_both` writes for groups of rows, added."""
+    planned = _planned_both(x, "e4m3", of)
     M, N = x.shape
     if x.numel() == 0:
-        return lambda x: (*planned(x), x.new_zeros(N))
+        return lambda x, *others: (*planned(x), x.new_zeros(N))
     groups, device = cdiv(M, GROUP), x.device
     of_parts, of_sums = room((groups, N), torch.float32, device), room((N,), x.dtype, device)
     add = Launch(add_parts, (cdiv(N, 32),), groups, N, ROWS=min(power_of_2(groups), 256), BLOCK=32, num_warps=8)
 
-    def run(x: torch.Tensor) -> Five:
+    def run(x: torch.Tensor, *others: torch.Tensor) -> Five:
         parts, sums = of_parts(), of_sums()
-        found = planned(rows(x) if copied else x, parts)
+        found = planned(x, *others, parts)
         add(device, parts, sums)
         return *found, sums
+
+    return run
+
+
+def rows_both(x: torch.Tensor) -> Four:
+    """`fp8_quant(x, "row")` of x (M, N) in bf16, fp16 or fp32, and of its transpose: (q (M, N), scale (M, 1), q of
+    the transpose (N, M), its scale (N, 1)), of two reads of x as it lies.
+    """
+    four: Four = _fp8_quant_rows_both(x)
+    return four
+
+
+def rows_both_summed(x: torch.Tensor) -> Five:
+    """`rows_both`, and the sums of columns that `both_summed` has, of the same two reads."""
+    five: Five = _fp8_quant_rows_both_summed(x)
+    return five
+
+
+def _empty_rows_both(x: torch.Tensor) -> Four:
+    """Memory for values and scales of rows, and of the transpose's."""
+    return *_empty(x, "row", "e4m3", "rows"), *_empty(x.t(), "row", "e4m3", "rows")
+
+
+def _prepare_rows_both(x: torch.Tensor, *sums: None) -> Callable[..., Any]:
+    """A function of x; `sums` is None where they are not wanted."""
+    M, N = x.shape
+    if x.numel() == 0:
+        none = () if sums else (x.new_zeros(N),)
+        return lambda x: (*_of_nothing(_empty_rows_both(x), "e4m3"), *none)
+    needs_e4m3("fp8_quant to E4M3", x)
+    flat, device = rows(x), x.device
+    groups = cdiv(M, GROUP)
+    grid = (groups * cdiv(N, GROUP),)
+    of = {"GROUP": GROUP, "num_warps": BOTH_WARPS}
+    find = Launch(_maxima, grid, *sums, M, N, flat.stride(0), **of)
+    write = Launch(_rows_both, grid, M, N, flat.stride(0), LARGEST=LARGEST["e4m3"], HINT=_hint(x), **of)
+    of_results = tuple(map(_room, (*_empty(x, "row", "e4m3", "rows"), *_empty(flat.t(), "row", "e4m3", "rows"))))
+    of_maxima, of_parts = room((M + N,), torch.int32, device), room((groups, N), torch.float32, device)
+    of_sums = room((N,), x.dtype, device)
+    add = Launch(add_parts, (cdiv(N, 32),), groups, N, ROWS=min(power_of_2(groups), 256), BLOCK=32, num_warps=8)
+    copied = not in_rows(x)
+
+    def run(x: torch.Tensor) -> Any:
+        x = rows(x) if copied else x
+        maxima = of_maxima().zero_()
+        both = maxima.split((M, N))
+        found = tuple(take() for take in of_results)
+        if sums:
+            find(device, x, *both)
+            write(device, x, *found, *both)
+            return found
+        parts, total = of_parts(), of_sums()
+        find(device, x, *both, parts)
+        write(device, x, *found, *both)
+        add(device, parts, total)
+        return *found, total
+
+    return run
+
+
+def layer_norm_both(
+    h: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> Four:
+    """`fp8_quant((h - mean) · rstd · weight + bias, "both")` of what is in memory nowhere else: a layer norm of h
+    (M, K) in bf16, fp16 or fp32, by mean and rstd (M,) in fp32, weight and bias (K,).
+    """
+    four: Four = _layer_norm_both(h, mean, rstd, weight, bias)
+    return four
+
+
+def _check_layer_norm_both(
+    h: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> None:
+    check("h", h, dim=2)
+    check("mean", mean, shape=h.shape[:1], like=h, dtypes=(torch.float32,))
+    check("rstd", rstd, shape=h.shape[:1], like=h, dtypes=(torch.float32,))
+    check("weight", weight, shape=h.shape[1:], like=h)
+    check("bias", bias, shape=h.shape[1:], like=h, dtypes=(weight.dtype,))
+
+
+def _prepare_layer_norm_both(
+    h: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> Callable[..., Four]:
+    planned, copied = _planned_both(h, "e4m3", "layer_norm"), not in_rows(h)
+
+    def run(
+        h: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+    ) -> Four:
+        h = rows(h) if copied else h
+        return planned(h, *(x.contiguous() for x in (weight, bias, mean, rstd)))
+
+    return run
+
+
+def gelu_both(x: torch.Tensor) -> Four:
+    """`fp8_quant(gelu(x), "both")`, gelu by its tanh form, of what is in memory nowhere else. x (M, N) in bf16,
+    fp16 or fp32.
+    """
+    four: Four = _gelu_both(x)
+    return four
+
+
+def _check_gelu_both(x: torch.Tensor) -> None:
+    check("x", x, dim=2)
+
+
+def _prepare_gelu_both(x: torch.Tensor) -> Callable[..., Four]:
+    planned, copied = _planned_both(x, "e4m3", "gelu"), not in_rows(x)
+    return lambda x: planned(rows(x) if copied else x)
+
+
+def gelu_gradient_both_summed(dy: torch.Tensor, x: torch.Tensor) -> Five:
+    """`both_summed` of the gradient of x (M, N), from that of gelu(x) by its tanh form, in memory nowhere else. dy
+    and x of one dtype, bf16, fp16 or fp32.
+    """
+    five: Five = _gelu_gradient_both_summed(dy, x)
+    return five
+
+
+def _check_gelu_gradient(dy: torch.Tensor, x: torch.Tensor) -> None:
+    check("dy", dy, dim=2)
+    check("x", x, shape=dy.shape, like=dy, dtypes=(dy.dtype,))
+
+
+def _prepare_gelu_gradient(dy: torch.Tensor, x: torch.Tensor) -> Callable[..., Five]:
+    copied = dy.stride(1) != 1 or dy.stride() != x.stride()  # which lie alike
+    planned = _planned_summed(dy.contiguous() if copied else dy, "gelu_gradient")
+
+    def run(dy: torch.Tensor, x: torch.Tensor) -> Five:
+        if copied:
+            dy, x = dy.contiguous(), x.contiguous()
+        return planned(dy, x)
 
     return run
 
@@ -617,6 +836,37 @@ _both_summed = operator(
     prepared(_prepare_both_summed, _check_both_summed),
     lambda x: (*_empty_both(x, "e4m3"), x.new_empty(x.shape[1])),
     check=_check_both_summed,
+)
+_fp8_quant_rows_both = operator(
+    "fp8_quant_rows_both(Tensor x) -> (Tensor, Tensor, Tensor, Tensor)",
+    prepared(lambda x: _prepare_rows_both(x, None), _check_both_summed),
+    _empty_rows_both,
+    check=_check_both_summed,
+)
+_fp8_quant_rows_both_summed = operator(
+    "fp8_quant_rows_both_summed(Tensor x) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    prepared(_prepare_rows_both, _check_both_summed),
+    lambda x: (*_empty_rows_both(x), x.new_empty(x.shape[1])),
+    check=_check_both_summed,
+)
+_layer_norm_both = operator(
+    "layer_norm_both(Tensor h, Tensor mean, Tensor rstd, Tensor weight, Tensor bias)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    prepared(_prepare_layer_norm_both, _check_layer_norm_both),
+    lambda h, mean, rstd, weight, bias: _empty_both(h, "e4m3"),
+    check=_check_layer_norm_both,
+)
+_gelu_both = operator(
+    "gelu_both(Tensor x) -> (Tensor, Tensor, Tensor, Tensor)",
+    prepared(_prepare_gelu_both, _check_gelu_both),
+    lambda x: _empty_both(x, "e4m3"),
+    check=_check_gelu_both,
+)
+_gelu_gradient_both_summed = operator(
+    "gelu_gradient_both_summed(Tensor dy, Tensor x) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    prepared(_prepare_gelu_gradient, _check_gelu_gradient),
+    lambda dy, x: (*_empty_both(dy, "e4m3"), dy.new_empty(dy.shape[1])),
+    check=_check_gelu_gradient,
 )
 _norm_both = operator(
     "norm_both(Tensor h, Tensor rstd, Tensor weight) -> (Tensor, Tensor, Tensor, Tensor)",

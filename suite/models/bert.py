@@ -109,6 +109,12 @@ def module(c: Bert, parts: Parts) -> torch.nn.Module:
     def normed(x: Any, weight: Any, bias: Any) -> Any:
         return parts["norm"](x=x, weight=weight, bias=bias, eps=c.eps)
 
+    def joined(x: Any, h: Any, weight: Any, bias: Any) -> Any:
+        """The norm of x + h."""
+        if (added := getattr(parts["norm"], "added", None)) is None:
+            return normed(h + x, weight, bias)
+        return added(x=x, residual=h, weight=weight, bias=bias, eps=c.eps)[0]
+
     class Layer(nn.Module):
         def __init__(self, index: int) -> None:
             super().__init__()
@@ -121,12 +127,11 @@ def module(c: Bert, parts: Parts) -> torch.nn.Module:
             """(B, S, D) to (B, S, D); q, k, v are views of one projection."""
             projected = linear(h, self.projection, self.projection_bias)
             out = attended(projected)
-            h = h + linear(out, self.output, self.output_bias)
-            h = normed(h, self.attention_norm, self.attention_norm_bias)
+            out = linear(out, self.output, self.output_bias)
+            h = joined(out, h, self.attention_norm, self.attention_norm_bias)
             up = parts["activation"](x=linear(h.flatten(0, 1), self.up, self.up_bias), approximate="none")
-            return normed(
-                h + linear(up, self.down, self.down_bias).view_as(h), self.feed_norm, self.feed_norm_bias
-            )
+            down = linear(up, self.down, self.down_bias).view_as(h)
+            return joined(down, h, self.feed_norm, self.feed_norm_bias)
 
     class Encoder(nn.Module):
         def __init__(self) -> None:

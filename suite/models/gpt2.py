@@ -104,8 +104,10 @@ def module(c: Gpt2, parts: Parts) -> torch.nn.Module:
     from torch.nn import functional
     from torch.utils.checkpoint import checkpoint
 
-    linear = parts["linear"]
+    linear, norm = parts["linear"], parts["norm"]
     attended = attending(parts["attention"], c.heads, "causal")
+    added: Any = getattr(norm, "added", None)
+    normed: Any = parts.get("layer_normed")
     shapes = {name: weight.shape for name, weight in weights(c).items()}
 
     class Layer(nn.Module):
@@ -116,16 +118,47 @@ def module(c: Gpt2, parts: Parts) -> torch.nn.Module:
                 if name.startswith(prefix):
                     setattr(self, name.removeprefix(prefix), nn.Parameter(torch.empty(shape)))
 
-        def forward(self, h: Any) -> Any:
+        def _attend(self, y: Any) -> Any:
             """(B, S, D) to (B, S, D); q, k, v are views of one projection."""
-            y = parts["norm"](x=h, weight=self.attention_norm, bias=self.attention_norm_bias, eps=c.eps)
-            projected = linear(y, self.projection, self.projection_bias)
-            out = attended(projected)
-            h = h + linear(out, self.output, self.output_bias)
-            y = parts["norm"](x=h, weight=self.feed_norm, bias=self.feed_norm_bias, eps=c.eps)
+            return self._joined(linear(y, self.projection, self.projection_bias))
+
+        def _joined(self, projected: Any) -> Any:
+            """A projection (B, S, 3·D) to (B, S, D)."""
+            return linear(attended(projected), self.output, self.output_bias)
+
+        def _feed(self, y: Any) -> Any:
+            """(B, S, D) to (B, S, D)."""
             up = linear(y.flatten(0, 1), self.up, self.up_bias)
             up = parts["activation"](x=up, approximate="tanh")
-            return h + linear(up, self.down, self.down_bias).view_as(h)
+            return linear(up, self.down, self.down_bias).view_as(y)
+
+        def forward(self, *inputs: Any) -> Any:
+            if normed is not None:
+                return self._fused(*inputs)
+            return self._plain(*inputs) if added is None else self._added(*inputs)
+
+        def _plain(self, h: Any) -> Any:
+            """Of the stream h (B, S, D), to itself."""
+            y = norm(x=h, weight=self.attention_norm, bias=self.attention_norm_bias, eps=c.eps)
+            h = h + self._attend(y)
+            y = norm(x=h, weight=self.feed_norm, bias=self.feed_norm_bias, eps=c.eps)
+            return h + self._feed(y)
+
+        def _added(self, y: Any, h: Any, following: Any, following_bias: Any) -> Any:
+            """Of norms that add first: y is the norm of the stream h, `following` the next norm's weight."""
+            own = {"weight": self.feed_norm, "bias": self.feed_norm_bias}
+            y, h = added(x=self._attend(y), residual=h, **own, eps=c.eps)
+            return added(x=self._feed(y), residual=h, weight=following, bias=following_bias, eps=c.eps)
+
+        def _fused(self, x: Any, h: Any) -> Any:
+            """Of norms that are one with the products behind them: x is the block's before, which is not yet added
+            to the stream h; None for h where there is none before.
+            """
+            norms = (self.attention_norm, self.attention_norm_bias), (self.feed_norm, self.feed_norm_bias)
+            h, projected = normed(x, h, *norms[0], c.eps, self.projection, self.projection_bias)
+            x = self._joined(projected)
+            h, x = parts["fed"](x, h, *norms[1], c.eps, self.up, self.up_bias, self.down, self.down_bias)
+            return x, h
 
     class Decoder(nn.Module):
         def __init__(self) -> None:
@@ -142,10 +175,29 @@ def module(c: Gpt2, parts: Parts) -> torch.nn.Module:
 
         def forward(self, tokens: Any, targets: Any) -> Any:
             h = functional.embedding(tokens, self.embedding) + self.positions[: tokens.shape[1]]
-            for layer in self.layers:
-                h = checkpoint(layer, h, use_reentrant=False) if self.recompute else layer(h)
-            y = parts["norm"](x=h, weight=self.norm, bias=self.norm_bias, eps=c.eps)
+            y = self._through(h)
             return parts["loss"](x=y.flatten(0, 1), weight=self.embedding, target=targets.flatten())
+
+        def _through(self, h: Any) -> Any:
+            """All layers and the last norm."""
+            last = {"weight": self.norm, "bias": self.norm_bias, "eps": c.eps}
+            if normed is not None:
+                x, h = h, None
+                for layer in self.layers:
+                    x, h = self._run(layer, x, h)
+                return norm(x=h + x, **last) if added is None else added(x=x, residual=h, **last)[0]
+            if added is None:
+                for layer in self.layers:
+                    h = self._run(layer, h)
+                return norm(x=h, **last)
+            norms = [(x.attention_norm, x.attention_norm_bias) for x in self.layers]
+            y = norm(x=h, weight=norms[0][0], bias=norms[0][1], eps=c.eps)
+            for layer, following in zip(self.layers, [*norms[1:], (self.norm, self.norm_bias)], strict=True):
+                y, h = self._run(layer, y, h, *following)
+            return y
+
+        def _run(self, layer: Any, *inputs: Any) -> Any:
+            return checkpoint(layer, *inputs, use_reentrant=False) if self.recompute else layer(*inputs)
 
     return Decoder()
 
@@ -160,4 +212,5 @@ MODEL = Model(
     module=module,
     longest=lambda c: c.positions,
     storage="packed",
+    fused=lambda c: ("layer_normed", "fed"),
 )

@@ -354,5 +354,5 @@ MODEL = Model(
     attention=lambda c: c.layers * c.heads * c.head,
     module=module,
     named=named,
-    fused=lambda c: c.norms == "before" and not c.experts,
+    fused=lambda c: ("normed", "down") if c.norms == "before" and not c.experts else (),
 )

@@ -14,7 +14,12 @@ from kernelmark.kernels.quantization.fp8_quant import (
     LARGEST,
     both_summed,
     fp8_quant,
+    gelu_both,
+    gelu_gradient_both_summed,
+    layer_norm_both,
     norm_both,
+    rows_both,
+    rows_both_summed,
     swiglu_both,
 )
 
@@ -74,6 +79,11 @@ def test_calls_that_are_alike_are_held_to_their_own_numbers(seed):
         both = fp8_quant(x, "both")
         for got, want in zip(both, (q, scale, across, of_across), strict=True):
             assert torch.equal(got.float(), want.float())
+        *rows, sums = rows_both_summed(x)
+        own, turned = fp8_quant(x), fp8_quant(x.t().contiguous())
+        for found in (rows, rows_both(x)):
+            assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, (*own, *turned), strict=True))
+        assert torch.equal(sums, both_summed(x)[4])
         q, scale, turned, of_turned = fp8_quant(x, "tile_both")
         holds(q, scale, x, GROUP, GROUP)
         holds(turned, of_turned, x.t(), GROUP, GROUP)
@@ -100,3 +110,19 @@ def test_what_is_made_in_the_kernel_is_held_to_its_formula(seed):
         q, scale, across, of_across = swiglu_both(h, up)
         holds(q, scale, want, 1, GROUP)
         holds(across, of_across, want.t(), 1, GROUP)
+        mean, bias = torch.randn(M, device="cuda"), torch.randn(N, device="cuda").bfloat16()
+        want = (h.float() - mean[:, None]) * rstd[:, None] * weight.float() + bias.float()
+        q, scale, across, of_across = layer_norm_both(h, mean, rstd, weight, bias)
+        holds(q, scale, want, 1, GROUP)
+        holds(across, of_across, want.t(), 1, GROUP)
+        held = up.double().requires_grad_()
+        want = torch.nn.functional.gelu(held, approximate="tanh")
+        want.backward(h.double())
+        q, scale, across, of_across = gelu_both(up)
+        holds(q, scale, want.detach(), 1, GROUP)
+        holds(across, of_across, want.detach().t(), 1, GROUP)
+        q, scale, across, of_across, sums = gelu_gradient_both_summed(h, up)
+        holds(q, scale, held.grad, 1, GROUP)
+        holds(across, of_across, held.grad.t(), 1, GROUP)
+        exact, size = held.grad.double().sum(0), held.grad.double().abs().sum(0)
+        assert ((sums.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-5 * size).all()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from kernelmark.kernels.attention import _dispatch, _tiling
 from kernelmark.kernels.attention.attention import attention, attention_packed
+from kernelmark.kernels.norm.layer_norm import layer_norm
 from kernelmark.suite import fused_blocks
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen, draw
@@ -139,13 +140,20 @@ def test_models_take_it(name):
 
 
 def test_which_systems_take_it():
-    def takes(device="cuda", **fields):
-        return Assembly(System("x", **{"base": "kernelmark"} | fields), CATALOG)._own_attention(device)
+    """And norms that add first."""
 
-    assert takes()
-    assert takes(execution="graph", precision="parts_1x128")
-    assert not takes(device="cpu")
-    assert not takes(base="torch")
-    assert not takes(base="torch", parts={"attention": "kernelmark"})
-    assert not takes(parts={"attention": "torch"})
-    assert takes(parts={"attention": "kernelmark"}), "an exchange for itself is none"
+    def takes(device="cuda", **fields):
+        assembly = Assembly(System("x", **{"base": "kernelmark"} | fields), CATALOG)
+        found = {"attention": attention, "norm": layer_norm}
+        assembly._take_fused(found, chosen(CATALOG.models, "gpt2-tiny"), 1, 24, device)
+        return hasattr(found["attention"], "packed"), hasattr(found["norm"], "added")
+
+    both, neither = (True, True), (False, False)
+    assert takes() == both
+    assert takes(execution="graph", precision="parts_1x128") == both
+    assert takes(device="cpu") == neither
+    assert takes(base="torch") == neither
+    assert takes(base="torch", parts={"attention": "kernelmark", "norm": "kernelmark"}) == neither
+    assert takes(parts={"attention": "torch"}) == (False, True)
+    assert takes(parts={"layer_norm": "torch"}) == (True, False)
+    assert takes(parts={"attention": "kernelmark", "norm": "kernelmark"}) == both, "an exchange for itself is none"

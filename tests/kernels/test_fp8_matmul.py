@@ -89,7 +89,7 @@ def test_adds_a_bias(recipe):
 
 @pytest.mark.parametrize("recipe", operator.OPERATOR.options["recipe"])
 def test_a_call_is_prepared_once_on_hopper(request, monkeypatch, recipe):
-    """Where nothing is copied first. New numbers are multiplied; with a bias it is another kind of call."""
+    """New numbers are multiplied; with a bias it is another kind of call."""
     forget()
     request.addfinalizer(forget)
     made, ran = [], []
@@ -127,6 +127,38 @@ def test_a_call_is_prepared_once_on_hopper(request, monkeypatch, recipe):
     assert [x.bias for x in made] == [False, True]
     assert {x.scales for x in made} == {recipe}
     assert ran == [(of_a, of_b)] * 4
+
+
+@pytest.mark.parametrize("recipe", ["block", "group"])
+def test_scales_that_lie_otherwise_are_copied_at_each_call(request, monkeypatch, recipe):
+    """Of a call that is prepared: those of this call, not of the first."""
+    forget()
+    request.addfinalizer(forget)
+    made = []
+
+    def planned(a, b, out, schedule, dealt, section, scale_a, scale_b, bias, split):
+        made.append(schedule.staged)
+        assert hopper.stageable(scale_a, scale_b, recipe)
+
+        def run(a, b, out, scale_a, scale_b, bias):
+            assert hopper.stageable(scale_a, scale_b, recipe)
+            out.copy_(a.double() @ b.double().t() * scale_a[0, 0] * scale_b[0, 0])
+
+        return run
+
+    monkeypatch.setattr(hopper, "planned", planned)
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "needs_e4m3", lambda name, x: None)
+    monkeypatch.setattr(module, "multiprocessors", lambda x: 132)
+    M, N, K = 143, 160, 2048  # rows by no four: their scales cannot be staged as they lie
+    a, b = (torch.randn(rows, K).to(torch.float8_e4m3fn) for rows in (M, N))
+    for factor in (1.0, 2.0, 3.0):
+        scale_a = torch.full((16, M), factor).t()
+        scale_b = torch.full((16, N if recipe == "group" else 2), factor)
+        got = fp8_matmul(a, b.t(), scale_a, scale_b, recipe)
+        want = a.double() @ b.double().t() * factor**2
+        torch.testing.assert_close(got.double(), want, rtol=1e-2, atol=1e-2)
+    assert made == [True]
 
 
 def test_empty():

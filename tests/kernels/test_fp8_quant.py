@@ -10,7 +10,12 @@ from kernelmark.kernels.quantization.fp8_quant import (
     LAYOUTS,
     both_summed,
     fp8_quant,
+    gelu_both,
+    gelu_gradient_both_summed,
+    layer_norm_both,
     norm_both,
+    rows_both,
+    rows_both_summed,
     swiglu_both,
 )
 
@@ -195,7 +200,20 @@ def test_wrong_arguments(error, message, arguments):
         (norm_both, (torch.ones(2, 3), torch.ones(2).half(), torch.ones(3)), TypeError, "rstd has dtype"),
         (norm_both, (torch.ones(2, 3), torch.ones(2), torch.ones(2)), ValueError, "weight has shape"),
         (both_summed, (torch.ones(3),), ValueError, "x has shape .*, expected 2"),
+        (rows_both, (torch.ones(3),), ValueError, "x has shape .*, expected 2"),
+        (rows_both_summed, (torch.ones(2, 3).double(),), TypeError, "x has dtype"),
         (both_summed, (torch.ones(2, 3).double(),), TypeError, "x has dtype"),
+        (layer_norm_both, (torch.ones(3), *[torch.ones(3)] * 4), ValueError, "h has shape .*, expected 2"),
+        (layer_norm_both, (torch.ones(2, 3), *[torch.ones(3)] * 4), ValueError, "mean has shape"),
+        (
+            layer_norm_both,
+            (torch.ones(2, 3), *[torch.ones(2)] * 2, torch.ones(3), torch.ones(3).half()),
+            TypeError,
+            "bias has dtype",
+        ),
+        (gelu_both, (torch.ones(3),), ValueError, "x has shape .*, expected 2"),
+        (gelu_gradient_both_summed, (torch.ones(2, 3), torch.ones(3, 2)), ValueError, "x has shape"),
+        (gelu_gradient_both_summed, (torch.ones(2, 3), torch.ones(2, 3).half()), TypeError, "x has dtype"),
         (swiglu_both, (torch.ones(3), torch.ones(3)), ValueError, "gate has shape .*, expected 2"),
         (swiglu_both, (torch.ones(2, 3), torch.ones(3, 2)), ValueError, "up has shape"),
         (swiglu_both, (torch.ones(2, 3), torch.ones(2, 3).half()), TypeError, "up has dtype"),
@@ -218,6 +236,12 @@ def test_registration(x):
         torch.library.opcheck(of.norm_both.default, (x, torch.rand(x.shape[0]), torch.rand(x.shape[1])))
         torch.library.opcheck(of.swiglu_both.default, (x, x.clone()))
         torch.library.opcheck(of.fp8_quant_both_summed.default, (x,))
+        torch.library.opcheck(of.fp8_quant_rows_both.default, (x,))
+        torch.library.opcheck(of.fp8_quant_rows_both_summed.default, (x,))
+        moments = torch.rand(2, x.shape[0])
+        torch.library.opcheck(of.layer_norm_both.default, (x, *moments, *torch.rand(2, x.shape[1])))
+        torch.library.opcheck(of.gelu_both.default, (x,))
+        torch.library.opcheck(of.gelu_gradient_both_summed.default, (x, x.clone()))
 
 
 CALLS = {
@@ -229,6 +253,11 @@ CALLS = {
     "norm": lambda x: norm_both(x, x.abs().amax(1), x.abs().amax(0)),
     "swiglu": lambda x: swiglu_both(x, x.flip(0)),
     "summed": both_summed,
+    "rows": rows_both,
+    "rows, summed": rows_both_summed,
+    "layer norm": lambda x: layer_norm_both(x, x.mean(1), x.abs().amax(1), x.abs().amax(0), x[0]),
+    "gelu": gelu_both,
+    "gelu's gradient": lambda x: gelu_gradient_both_summed(x, x.flip(0)),
 }
 
 
@@ -300,23 +329,70 @@ def test_sums_of_the_same_read(shape, dtype):
     assert torch.equal(sums, both_summed(x)[4])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1), (128, 128), (131, 300), (1000, 70), (5, 129)])
+def test_rows_of_both_ways_are_two_passes(shape, dtype):
+    """Of rows of a wider matrix, one of zeros and a column of zeros among them."""
+    x = torch.randn(shape[0], shape[1] + 7).to(dtype)[:, 3:-4]
+    x[shape[0] // 2], x[:, shape[1] // 3] = 0, 0
+    found = rows_both(x)
+    assert same(found, (*fp8_quant(x), *fp8_quant(x.t().contiguous())))
+    *again, sums = rows_both_summed(x)
+    assert same(again, found)
+    assert torch.equal(sums, both_summed(x)[4])
+    assert same(rows_both(x.t().contiguous().t()), found), "columns that lie apart are copied first"
+
+
 @pytest.mark.parametrize("shape", [(0, 130), (130, 0)])
 def test_sums_of_nothing(shape):
     assert torch.equal(both_summed(torch.ones(shape))[4], torch.zeros(shape[1]))
+    assert torch.equal(rows_both_summed(torch.ones(shape))[4], torch.zeros(shape[1]))
+    assert same(rows_both(torch.ones(shape)), (*fp8_quant(torch.ones(shape)), *fp8_quant(torch.ones(shape[::-1]))))
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_both_of_what_is_computed_first(gated):
-    """An RMS norm and a gate, of rows of a wider matrix; neither is rounded to 16 bits before."""
-    x, other = torch.randn(131, 300).bfloat16()[:, 5:155], torch.randn(131, 300).bfloat16()[:, 5:155]
-    if gated:
-        found = swiglu_both(x, other)
-        want = torch.nn.functional.silu(x.float()) * other.float()
-        assert all(torch.equal(*pair) for pair in zip(found, swiglu_both(x, other.contiguous()), strict=True))
-    else:
-        weight, rstd = torch.rand(150).bfloat16(), torch.rand(131)
-        found = norm_both(x, rstd, weight)
-        want = x.float() * rstd[:, None] * weight.float()
+def wider(*shape):
+    """Rows of a wider matrix."""
+    return torch.randn(shape[0], shape[1] + 9).bfloat16()[:, 5:-4]
+
+
+def of_a_layer_norm(x, _):
+    weight, bias = torch.rand(x.shape[1]).bfloat16(), torch.randn(x.shape[1]).bfloat16()
+    x += 3
+    h = x.float()
+    mean, rstd = h.mean(1), (h.var(1, correction=0) + 1e-5).rsqrt()
+    want = torch.nn.functional.layer_norm(h, x.shape[1:], weight.float(), bias.float(), 1e-5)
+    return layer_norm_both(x, mean, rstd, weight, bias), want
+
+
+def of_an_rms_norm(x, _):
+    weight, rstd = torch.rand(x.shape[1]).bfloat16(), torch.rand(len(x))
+    return norm_both(x, rstd, weight), x.float() * rstd[:, None] * weight.float()
+
+
+def of_a_gate(x, other):
+    return swiglu_both(x, other), torch.nn.functional.silu(x.float()) * other.float()
+
+
+def of_gelu(x, _):
+    return gelu_both(x), torch.nn.functional.gelu(x.float(), approximate="tanh")
+
+
+def of_gelus_gradient(x, other):
+    exact = other.float().requires_grad_()
+    torch.nn.functional.gelu(exact, approximate="tanh").backward(x.float())
+    *found, sums = gelu_gradient_both_summed(x, other)
+    torch.testing.assert_close(sums.float(), exact.grad.sum(0), rtol=2**-7, atol=2e-2)
+    return tuple(found), exact.grad
+
+
+COMPUTED = (of_a_layer_norm, of_an_rms_norm, of_a_gate, of_gelu, of_gelus_gradient)
+
+
+@pytest.mark.parametrize("shape", [(131, 150), (1, 1), (128, 128), (300, 5)])
+@pytest.mark.parametrize("of", COMPUTED)
+def test_both_of_what_is_computed_first(of, shape):
+    """Norms, gates, GELU and its gradient, of rows of a wider matrix; none is rounded to 16 bits before."""
+    found, want = of(wider(*shape), wider(*shape))
     plain = fp8_quant(want.contiguous(), "both")
     assert [(a.shape, a.stride()) for a in found] == [(a.shape, a.stride()) for a in plain]
     for got in dequantized(*found):

@@ -1,7 +1,11 @@
-"""A small Llama in 8 bits whose norms and gates write what its products read, beside one where they do not."""
+"""A small Llama and a small GPT-2 in 8 bits whose norms, gates and activations write what their products read,
+beside such where they do not; and models whose layer norms add first.
+"""
 
 import pytest
 import torch
+from kernelmark.kernels.norm.layer_norm import layer_norm
+from kernelmark.kernels.quantization import fp8_quant
 from kernelmark.suite import fused_blocks
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen, draw
@@ -10,7 +14,6 @@ from kernelmark.suite.system import Assembly, System
 
 B, S = 1, 5
 CATALOG = Catalog.default()
-LLAMA = chosen(CATALOG.models, "llama-tiny").first(1)
 
 
 def grouped(x, rows):
@@ -39,21 +42,23 @@ def wide(x, scale):
     )
 
 
-def product(a, b, scale_a, scale_b, recipe, bias=None):
-    """As `fp8_matmul`, of no more than 128 rows where scales are of tiles; a Llama's layers have no bias."""
-    assert bias is None
-    return (wide(a, scale_a) @ wide(b.t(), scale_b.t()).t()).bfloat16()
+def product(a, b, scale_a, scale_b, recipe, bias=None, dtype=torch.bfloat16):
+    """As `fp8_matmul`, of no more than 256 rows where scales are of tiles."""
+    out = wide(a, scale_a) @ wide(b.t(), scale_b.t()).t()
+    return (out if bias is None else out + bias.float()).to(dtype)
 
 
-def gradients(**ours):
-    operators = {x.name: x.operator for x in LLAMA.model.parts(LLAMA.configuration, B, S)}
+def gradients(model, dtype=torch.bfloat16, layers=2, recompute=False, **ours):
+    of = chosen(CATALOG.models, model).first(layers)
+    operators = {x.name: x.operator for x in of.model.parts(of.configuration, B, S)}
     parts = {name: CATALOG.operator(x).reference for name, x in operators.items()}
-    module = LLAMA.model.module(LLAMA.configuration, parts | ours)
+    module = of.model.module(of.configuration, parts | ours)
+    module.recompute = recompute
     own = dict(module.named_parameters())
     with torch.no_grad():
-        for name, x in draw(LLAMA.model.weights(LLAMA.configuration), 3, torch.bfloat16, torch.device("cpu")):
+        for name, x in draw(of.model.weights(of.configuration), 3, dtype, torch.device("cpu")):
             own[name].copy_(x)
-    module.to(torch.bfloat16).prepare(S, torch.device("cpu"), torch.bfloat16)
+    module.to(dtype).prepare(S, torch.device("cpu"), dtype)
     tokens = torch.arange(B * (S + 1)).view(B, S + 1) * 17 % 512
     loss = module(tokens[:, :-1], tokens[:, 1:])
     loss.backward()
@@ -61,17 +66,76 @@ def gradients(**ours):
 
 
 def test_the_same_but_for_a_rounding():
+    """By our kernels. The interpreter rounds some numbers of 8 bits in a way of its own."""
     given = CATALOG, quantize, product
     loss, found = gradients(
-        linear=by_blocks(quantize, product), normed=fused_blocks.normed(*given), down=fused_blocks.down(*given)
+        "llama-tiny",
+        layers=1,
+        linear=by_blocks(quantize, product),
+        normed=fused_blocks.normed(*given),
+        down=fused_blocks.down(*given),
     )
-    want_loss, want = gradients(linear=by_blocks(quantize, product))
-    exact_loss, exact = gradients(linear=torch.nn.functional.linear)
+    want_loss, want = gradients("llama-tiny", layers=1, linear=by_blocks(quantize, product))
+    exact_loss, exact = gradients("llama-tiny", layers=1, linear=torch.nn.functional.linear)
     assert loss == pytest.approx(want_loss, rel=2e-2)
     assert loss == pytest.approx(exact_loss, rel=3e-2)
     for name, x in want.items():
         off, allowed = ((y - exact[name]).norm() / exact[name].norm() for y in (found[name], x))
         assert off < max(1.3 * allowed, 0.02), name
+
+
+def gelus_gradient(dy, x):
+    with torch.enable_grad():
+        held = x.detach().requires_grad_()
+        torch.nn.functional.gelu(held, approximate="tanh").backward(dy)
+    return held.grad
+
+
+IN_TORCH = {
+    "norm_both": lambda h, rstd, weight: quantize(h * rstd[:, None] * weight, "both"),
+    "swiglu_both": lambda gate, up: quantize(torch.nn.functional.silu(gate) * up, "both"),
+    "layer_norm_both": lambda h, mean, rstd, weight, bias: quantize(
+        (h - mean[:, None]) * rstd[:, None] * weight + bias, "both"
+    ),
+    "gelu_both": lambda x: quantize(torch.nn.functional.gelu(x, approximate="tanh"), "both"),
+    "both_summed": lambda x: (*quantize(x, "both"), x.sum(0)),
+    "gelu_gradient_both_summed": lambda dy, x: IN_TORCH["both_summed"](gelus_gradient(dy, x)),
+}
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_same_without_a_rounding(model, recompute, monkeypatch):
+    """In fp32, where what is in memory in 16 bits otherwise is not rounded; 8 bits by PyTorch."""
+    for name, call in IN_TORCH.items():
+        monkeypatch.setattr(fp8_quant, name, call)
+    of = chosen(CATALOG.models, model)
+
+    def exact(*given):
+        return product(*given, dtype=torch.float32)
+
+    names = of.model.fused(of.configuration)
+    fused = {name: getattr(fused_blocks, name)(CATALOG, quantize, exact) for name in names}
+    by = by_blocks(quantize, exact)
+    loss, found = gradients(model, torch.float32, recompute=recompute, linear=by, **fused)
+    want_loss, want = gradients(model, torch.float32, linear=by)
+    assert loss == pytest.approx(want_loss, rel=1e-5)
+    for name, x in want.items():
+        assert (found[name] - x).norm() < 5e-3 * x.norm(), name
+
+
+@pytest.mark.parametrize("model", ["gpt2-tiny", "bert-tiny"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_norms_that_add_first(model, recompute):
+    """Of two layers: what follows one is the other's norm, and the last one's the model's."""
+    norm = CATALOG.operator("layer_norm").reference
+    added = fused_blocks.added(CATALOG, layer_norm)
+    linear = torch.nn.functional.linear
+    loss, found = gradients(model, torch.float32, norm=added, linear=linear, recompute=recompute)
+    want_loss, want = gradients(model, torch.float32, norm=norm, linear=linear)
+    assert loss == pytest.approx(want_loss, rel=1e-5)
+    for name, x in want.items():
+        torch.testing.assert_close(found[name], x, rtol=1e-3, atol=1e-5)
 
 
 def test_which_systems_have_it():
@@ -82,8 +146,9 @@ def test_which_systems_have_it():
         return Assembly(system, CATALOG)._fused_blocks(of, "bf16", device, products)
 
     assert set(parts()) == {"normed", "down"}
+    assert set(parts("gpt2-tiny")) == {"layer_normed", "fed"}
     for said, given in (
-        ("has no norm or gate", {"model": "gpt2-tiny"}),
+        ("has no norm or gate", {"model": "bert-tiny"}),
         ("has no norm or gate", {"model": "mixtral-tiny"}),
         ("not parts by choice", {"base": "torch"}),
         ("not parts by choice", {"parts": {"attention": "torch"}}),

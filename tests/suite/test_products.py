@@ -120,6 +120,48 @@ def test_who_quantizes_sums_a_gradient_for_its_bias(parts, biased):
     assert not biased or torch.equal(got[2], want[2] + 1)
 
 
+@pytest.mark.parametrize(("device", "own"), [("cuda", True), ("cpu", False)])
+def test_scales_of_blocks_lie_as_products_load_them(monkeypatch, device, own):
+    """Where our kernel quantizes, which can be asked for that; of inputs alone."""
+    asked = []
+    monkeypatch.setattr(Assembly, "call", lambda self, *_: lambda **given: asked.append(given.get("layout")))
+    given = Assembly(System("x", base="kernelmark", precision="parts_1x128"), Catalog.default())
+    quantize, _ = given.eight_bits("bf16", device)
+    for granularity in ("block", "tile", "row", "both"):
+        quantize(torch.ones(3, 4), granularity)
+    assert asked == ["matmul" if own else None, None, None, None]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_who_quantizes_turns_what_the_backward_pass_multiplies(parts, asked, biased):
+    """In the same reads, once for each tensor: the same products, of the same numbers."""
+    quantize, product = parts
+
+    def turned(x):
+        assert x.is_contiguous()
+        reads.append(x.shape)
+        return *quantize(x, "row"), *quantize(x.t().contiguous(), "row")
+
+    reads: list[tuple[int, ...]] = []
+    x, weight, bias = (torch.randn(shape).bfloat16().requires_grad_() for shape in ((M, K), (N, K), (N,)))
+    leaves = (x, weight, bias) if biased else (x, weight)
+    grad = torch.randn(N, M).bfloat16().t()
+    plain = by_rows(quantize, product)
+    out = plain(*leaves)
+    want = torch.autograd.grad(out, leaves, grad)
+    quantize.turned = turned  # type: ignore[attr-defined]  # functions have any
+    quantize.turned_summed = lambda x: (*turned(x), x.sum(0) + 1)  # type: ignore[attr-defined]  # as above
+    found = by_rows(quantize, product)(*leaves)
+    assert torch.equal(found, out)
+    got = torch.autograd.grad(found, leaves, grad)
+    assert reads == [(M, K), (N, K), (M, N)]
+    assert all(map(torch.equal, got[:2], want))
+    assert not biased or torch.equal(got[2], want[2] + 1)
+    with torch.no_grad():
+        assert torch.equal(by_rows(quantize, product)(*leaves), out)
+    assert len(reads) == 3, "without gradients nothing is turned"
+
+
 # torch.compile makes objects of the functions that it traces.
 @pytest.mark.filterwarnings("ignore:.*torch.autograd.function.Function:DeprecationWarning")
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from kernelmark.registry.errors import InputError
 from kernelmark.suite import fused_blocks, worth
@@ -300,6 +302,7 @@ def test_kernels_of_a_commit_before_they_were_fused_are_taken_as_they_are(tmp_pa
         ("attention", "attention", "def attention(q, k, v, mask='causal'): ...\n"),
         ("quantization", "fp8_quant", "def fp8_quant(x, granularity='row', format='e4m3'): ...\n"),
         ("matmul", "fp8_matmul", "def fp8_matmul(a, b, scale_a, scale_b, recipe='block'): ...\n"),
+        ("norm", "layer_norm", "def layer_norm(x, weight, bias, eps=1e-5): ...\n"),
     ):
         (kernels / folder).mkdir(parents=True)
         for path in (kernels, kernels / folder):
@@ -312,5 +315,11 @@ def test_kernels_of_a_commit_before_they_were_fused_are_taken_as_they_are(tmp_pa
         attention = each.own_file("kernels", "attention").attention
         assert hasattr(fused_blocks.packed(each, attention), "packed") == there
         quantize, _ = assembly.eight_bits("bf16", "cuda")
-        assert hasattr(quantize, "summed") == there
-        assert assembly._adds_bias("cuda") == there
+        assert {hasattr(quantize, x) for x in fused_blocks.QUANTIZED} == {there}
+        assert assembly._takes("bias", "fp8_matmul", "cuda") == there
+        assert assembly._takes("layout", "fp8_quant", "cuda") == there
+        norm = each.own_file("kernels", "layer_norm").layer_norm
+        assert hasattr(fused_blocks.added(each, norm), "added") == there
+        for fused in (fused_blocks.layer_normed, fused_blocks.fed):
+            with pytest.raises(NotImplementedError, match="do not write 8 bits") if not there else nullcontext():
+                fused(each, None, None)
