@@ -7,7 +7,7 @@ wrote in 16 bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from .system import Stock
@@ -45,6 +45,25 @@ def _beside(part: Callable[..., Any], **fused: Callable[..., Any] | None) -> Cal
 
     setattr(call, name, whole)
     return call
+
+
+class OneRow(NamedTuple):
+    """Products of one row, with a residual added (`row_added`), of its norm (`row_normed`), and of that the
+    queries, keys and values, turned and written (`row_turned`), of heads that are as long as `turns` allows.
+    """
+
+    added: Callable[..., Any]
+    normed: Callable[..., Any]
+    turned: Callable[..., Any]
+    turns: Callable[[int], bool]
+
+
+def one_row(catalog: Stock) -> OneRow | None:
+    """Our products of one row with what is beside them; None in a commit from before that."""
+    kernels = _kernels(catalog, "matmul")
+    if not hasattr(kernels, "row_turned"):
+        return None
+    return OneRow(kernels.row_added, kernels.row_normed, kernels.row_turned, kernels.turns)
 
 
 QUANTIZED = {"summed": "both_summed", "turned": "rows_both", "turned_summed": "rows_both_summed"}

@@ -9,7 +9,8 @@ read: a program has several steps of K on their way.
 The matrix units' products of 16 numbers of K wait each for the one before, about 28 ns on an H200, so that one
 warp reads no faster than that. Where programs are few, each has several warps, which share a step of K between
 them (a product of three dimensions, a slice of K each) and add up at the end, in one order. One row is multiplied
-outside of the matrix units.
+outside of the matrix units, and may be the RMS norm of a row, computed where it is read, and have a row added to
+its product: launches of a few numbers take as long as those of a weight.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from .._launch import Launch
 
 MOST = 16
 """Rows of x at the most."""
+OF_ONE = 8
+"""Rows of the weight of a program that multiplies one row."""
 KIB = 1024
 FLYING = 96 * KIB
 """Bytes of the weight that a multiprocessor has on their way: 56 to 112 KiB were fastest on an H200."""
@@ -37,6 +40,8 @@ ONCE = 16
 class Tile:
     """Rows of the weight and of x in a program's tile, the K of a step, the slices that it is multiplied in, and
     the steps under way at a time. `gated`: of the rows N further down, too. `even`: K is a multiple of the step.
+    `normed`: x is to be normalized, by so many sums of its squares; 0: it is taken as it is. `added`: a row is
+    added.
     """
 
     columns: int
@@ -47,6 +52,8 @@ class Tile:
     gated: bool
     bias: bool
     even: bool
+    normed: int = 0
+    added: bool = False
 
 
 @triton.jit
@@ -62,8 +69,13 @@ def _added(acc, y, z, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]  # Tr
 
 
 @triton.jit(do_not_specialize=["M"])
-def _kernel(x, weight, out, bias, M, N, K, x_lead, weight_lead, c: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """out (M, N) = x (M, K) · weight (N, K)ᵀ, or gated silu(x · weight[:N]ᵀ) · (x · weight[N:]ᵀ)."""
+def _kernel(x, weight, out, bias, beside, M, N, K, x_lead, weight_lead, eps, c: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """out (M, N) = x (M, K) · weight (N, K)ᵀ, or gated silu(x · weight[:N]ᵀ) · (x · weight[N:]ᵀ).
+
+    Beside one row: its norm's weight (K,), sums of its squares; a row (N,) that is added, and where the sum of
+    this program's squares of the result goes.
+    """
+    gain, squares, residual, own = beside
     COLUMNS: tl.constexpr = c.columns
     ROWS: tl.constexpr = c.rows
     STEP: tl.constexpr = c.step
@@ -93,6 +105,10 @@ def _kernel(x, weight, out, bias, M, N, K, x_lead, weight_lead, c: tl.constexpr)
         left = K - k * STEP
         if ROWS == 1:
             z = tl.load(x_at) if c.even else tl.load(x_at, z_depth < left, 0.0)
+            if c.normed:
+                by = gain + k * STEP + z_depth
+                by = tl.load(by) if c.even else tl.load(by, z_depth < left, 0.0)
+                z = z.to(tl.float32) * by.to(tl.float32)
         else:
             z = tl.load(x_at, there if c.even else there & (z_depth < left), 0.0)
         y = tl.load(weight_at) if c.even else tl.load(weight_at, y_depth < left, 0.0)
@@ -108,10 +124,23 @@ def _kernel(x, weight, out, bias, M, N, K, x_lead, weight_lead, c: tl.constexpr)
     else:
         acc = tl.sum(acc, 0)
         up = tl.sum(up, 0)
+    if c.normed:
+        # y = x / √(Σ x² / K + ε) · w, and y · weightᵀ: the root is the same for all of K.
+        part = tl.arange(0, triton.next_power_of_2(c.normed))
+        total = tl.sum(tl.load(squares + part, part < c.normed, 0.0), 0)
+        rstd = 1.0 / tl.sqrt(total / K + eps)
+        acc = acc * rstd
+        up = up * rstd
     if c.bias:
         acc += tl.load(bias + held).to(tl.float32)[:, None]
     if c.gated:
         acc = acc * sigmoid(acc) * up
+    if c.added:
+        # h = x · weightᵀ, rounded as it is by itself, + residual. Squares are of what is returned.
+        acc = acc.to(out.dtype.element_ty).to(tl.float32) + tl.load(residual + held).to(tl.float32)[:, None]
+        acc = acc.to(out.dtype.element_ty).to(tl.float32)
+        there = (column < N)[:, None]
+        tl.store(own + tl.program_id(0), tl.sum(tl.sum(tl.where(there, acc * acc, 0.0), 1), 0))
     at = out + row[None, :].to(tl.int64) * N + column[:, None]
     tl.store(at, acc.to(out.dtype.element_ty), (row < M)[None, :] & (column < N)[:, None])
 
@@ -138,9 +167,9 @@ def tile(M: int, N: int, K: int, gated: bool, bias: bool, processors: int, room:
     alone, with `FLYING` bytes of the weight on their way together. The fewer they are, the more warps each has.
     """
     if M == 1:
-        many = cdiv(N, 8) > 4 * ONCE * processors
+        many = cdiv(N, OF_ONE) > 4 * ONCE * processors
         step, warps = (512, 4) if many else (128 if gated else 256, 2)
-        return Tile(8, 1, step, 1, 6, gated, bias, K % step == 0), warps
+        return Tile(OF_ONE, 1, step, 1, 6, gated, bias, K % step == 0), warps
     rows = 8 if M <= 8 else MOST
     each = cdiv(cdiv(N, 16), processors)
     # x comes from L2 again for each tile: that should not be more than half of what the weight is. Numbers of rows
@@ -177,16 +206,30 @@ def multiply(
     """out (M, N) = x (M, K) · weight (N, K)ᵀ + bias (N,), or gated by a weight (2N, K): what `takes` allows."""
     x = lined(x)
     with on(x):
-        planned(x, weight, out, gated, bias)(x.device, x, weight, out, out if bias is None else bias)
+        planned(x, weight, out, gated, bias)(x.device, x, weight, out, out if bias is None else bias, ALONE)
+
+
+ALONE = (None, None, None, None)
+"""What `planned` is called with where nothing is beside a product."""
 
 
 def planned(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, gated: bool = False, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    gated: bool = False,
+    bias: torch.Tensor | None = None,
+    normed: int = 0,
+    eps: float = 0.0,
+    added: bool = False,
 ) -> Launch:
-    """`multiply` of all tensors that are alike, x being `lined`: called with x, weight, out, and a bias or out."""
+    """`multiply` of all tensors that are alike, x being `lined`: called with x, weight, out, a bias or out, and
+    what is beside them (see `_kernel`; of one row alone), else `ALONE`.
+    """
     (M, K), N = x.shape, out.shape[1]
     chosen, warps = tile(M, N, K, gated, bias is not None, multiprocessors(x), room(x.device))
     if INTERPRETED:  # small steps, so that there are several
         chosen = replace(chosen, step=32, slices=1 if M == 1 else 2, even=K % 32 == 0)
+    chosen = replace(chosen, normed=normed, added=added)
     grid = (cdiv(N, chosen.columns),)
-    return Launch(_kernel, grid, M, N, K, x.stride(0), weight.stride(0), c=chosen, num_warps=warps)
+    return Launch(_kernel, grid, M, N, K, x.stride(0), weight.stride(0), eps, c=chosen, num_warps=warps)

@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import torch
 
-from .._common import FLOATING, capability, check, lined, multiprocessors, operator
+from .._common import FLOATING, capability, cdiv, check, lined, multiprocessors, operator
 from .._launch import prepared, room
 from . import _few_rows as few_rows
 from . import _matmul as portable
 from ._dispatch import SIXTEEN, Choice, choose, filled
+from ._row_turned import row_turned, turns
 from ._schedules import CHUNK
+
+__all__ = ["matmul", "matmul_add", "row_added", "row_normed", "row_turned", "turns"]
 
 
 def matmul(
@@ -140,7 +143,7 @@ def _prepare(
 
         def few(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
             out = made()
-            launch(device, a, b.t(), out, out if bias is None else bias)
+            launch(device, a, b.t(), out, out if bias is None else bias, few_rows.ALONE)
             return out
 
         return few
@@ -199,3 +202,107 @@ def _add(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 _matmul_add = operator("matmul_add(Tensor(a!) out, Tensor a, Tensor b) -> ()", _add, lambda out, a, b: None)
+
+
+def row_added(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(h, squares): h (1, N) = residual + the row a (1, K) times b (K, N), which is rounded before it is added, as
+    by itself; squares (⌈N / 8⌉,) in fp32 have the sum of h² among them. What a step of decoding has between a
+    product and the RMS norm behind it, which `row_normed` computes.
+
+    In bf16 or fp16, b the transpose of rows that are dense. Not differentiable. Raises TypeError for a wrong type
+    or dtype, ValueError for a wrong shape, layout or device; the message names the argument.
+    """
+    found: tuple[torch.Tensor, torch.Tensor] = _row_added(a, b, residual)
+    return found
+
+
+def row_normed(
+    h: torch.Tensor,
+    squares: torch.Tensor,
+    weight: torch.Tensor,
+    b: torch.Tensor,
+    eps: float = 1e-6,
+    gated: bool = False,
+) -> torch.Tensor:
+    """(1, N): h / √(mean(h²) + eps) · weight, never rounded, times b (K, N); `gated` as in `matmul`.
+
+    h (1, K) and weight (K,) of b's dtype; squares as `row_added` gives them: any numbers whose sum is that of h².
+    As `row_added` otherwise.
+    """
+    found: torch.Tensor = _row_normed(h, squares, weight, b, eps, gated)
+    return found
+
+
+def _check_row(name: str, x: torch.Tensor, b: torch.Tensor) -> None:
+    check(name, x, dim=2, dtypes=FLOATING[:2])
+    check("b", b, dim=2, like=x, dtypes=(x.dtype,))
+    check(name, x, shape=(1, b.shape[0]))
+    if not few_rows.takes(x, b.t()):
+        raise ValueError(f"b has strides {b.stride()}, expected the transpose of rows that are dense")
+
+
+def _check_row_added(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> None:
+    _check_row("a", a, b)
+    check("residual", residual, shape=(1, b.shape[1]), like=a, dtypes=(a.dtype,))
+
+
+def _check_row_normed(
+    h: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, b: torch.Tensor, eps: float, gated: bool
+) -> None:
+    _check_row("h", h, b)
+    check("squares", squares, dim=1, like=h, dtypes=(torch.float32,))
+    check("weight", weight, shape=h.shape[1:], like=h, dtypes=(h.dtype,))
+    if gated and b.shape[1] % 2:
+        raise ValueError(f"b has shape {tuple(b.shape)}, expected an even number of columns: gate and factor")
+
+
+def _prepare_row_added(
+    a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    device, N = a.device, b.shape[1]
+    of_h, of_squares = room((1, N), a.dtype, device), room((cdiv(N, few_rows.OF_ONE),), torch.float32, device)
+    if a.numel() == 0 or N == 0:
+        return lambda a, b, residual: (residual.clone(), residual.float().square().sum(1))
+    launch = few_rows.planned(lined(a), b.t(), of_h(), added=True)
+
+    def run(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h, squares = of_h(), of_squares()
+        launch(device, lined(a), b.t(), h, h, (None, None, lined(residual), squares))
+        return h, squares
+
+    return run
+
+
+def _prepare_row_normed(
+    h: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, b: torch.Tensor, eps: float, gated: bool
+) -> Callable[..., torch.Tensor]:
+    device, made = h.device, room((1, b.shape[1] // (2 if gated else 1)), h.dtype, h.device)
+    if h.numel() == 0 or b.shape[1] == 0:
+        return lambda h, *_: made().zero_()
+    launch = few_rows.planned(lined(h), b.t(), made(), gated, normed=len(squares), eps=float(eps))
+
+    def run(
+        h: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, b: torch.Tensor, eps: float, gated: bool
+    ) -> torch.Tensor:
+        out = made()
+        launch(device, lined(h), b.t(), out, out, (weight.contiguous(), squares.contiguous(), None, None))
+        return out
+
+    return run
+
+
+_row_added = operator(
+    "matmul_row_added(Tensor a, Tensor b, Tensor residual) -> (Tensor, Tensor)",
+    prepared(_prepare_row_added, _check_row_added),
+    lambda a, b, residual: (
+        torch.empty_like(residual),
+        a.new_empty(cdiv(b.shape[1], few_rows.OF_ONE), dtype=torch.float32),
+    ),
+    check=_check_row_added,
+)
+_row_normed = operator(
+    "matmul_row_normed(Tensor h, Tensor squares, Tensor weight, Tensor b, float eps, bool gated) -> Tensor",
+    prepared(_prepare_row_normed, _check_row_normed),
+    lambda h, squares, weight, b, eps, gated: h.new_empty(1, b.shape[1] // (2 if gated else 1)),
+    check=_check_row_normed,
+)

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from kernelmark.suite import fused_blocks
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen
 from kernelmark.suite.system import Assembly, System
@@ -33,6 +34,14 @@ class AsOnGpu(Assembly):
 counts = collections.Counter()
 
 
+def engine(found, catalog, parts, dtype="fp16", **fields):
+    """Of a small vocabulary: the interpreter takes its time."""
+    small = dataclasses.replace(found.configuration, vocabulary=48)
+    found = dataclasses.replace(found, configuration=small)
+    assembly = AsOnGpu(System("kernelmark", base="kernelmark", parts=parts, **fields), catalog)
+    return found, Engine(assembly, found, dtype, inference.initial(found, dtype, 3, CPU), 2, 16, 16)
+
+
 @pytest.mark.parametrize(
     ("model", "parts", "wanted"),
     [
@@ -53,11 +62,7 @@ counts = collections.Counter()
 )
 def test_what_a_step_calls(model, parts, wanted):
     catalog = Catalog.default()
-    found = chosen(catalog.models, model).first(1)
-    small = dataclasses.replace(found.configuration, vocabulary=48)  # the interpreter takes its time
-    found = dataclasses.replace(found, configuration=small)
-    assembly = AsOnGpu(System("kernelmark", base="kernelmark", parts=parts), catalog)
-    e = Engine(assembly, found, "fp16", inference.initial(found, "fp16", 3, CPU), 2, 16, 16)
+    found, e = engine(chosen(catalog.models, model).first(1), catalog, parts)
     tokens = torch.randint(0, 48, (2, 6), generator=torch.Generator().manual_seed(1))
     rows = [e.hold(16), e.hold(16)][::-1]
     given = [e.prefill(tokens[:, :5], rows)]
@@ -68,3 +73,53 @@ def test_what_a_step_calls(model, parts, wanted):
     answer = inference.answer(found, "fp16", 3, tokens, range(4, 6), catalog)
     assert inference.deviation(model, logits, answer, "fp16") < 5e-3
     assert given[1].token.tolist() == given[1].logits.argmax(-1).tolist()
+
+
+# Of the first layer the norm and the projections are as of several rows. Then all that is added is added by the
+# product before it, and all that is normalized by the products behind it, the logits among them; queries, keys and
+# values of the second are turned and written where they are projected.
+APART = {"rms_norm": 1, "matmul": 1, "rope_cache_write": 2, "attention_decode": 2}
+FUSED = {**APART, "added": 4, "normed": 3, "turned": 1, "rope_cache_write": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts", "wanted"),
+    [
+        ({}, {}, FUSED),
+        ({"tied": False}, {}, FUSED),
+        ({"head": 20}, {}, {**APART, "added": 4, "normed": 4, "turned": 0}),
+        ({"qk_norm": "head"}, {}, {**APART, "rms_norm": 5, "added": 4, "normed": 4, "turned": 0}),
+        ({}, {"rope": "torch"}, {**APART, "rope": 2, "rope_cache_write": 0, "added": 4, "normed": 4, "turned": 0}),
+        ({"multipliers": (2.0, 0.5, 0.2, 0.5)}, {}, {**APART, "matmul": 9, "add_rms_norm": 4, "added": 0}),
+        ({}, {"add_rms_norm": "torch"}, {**APART, "matmul": 9, "add_rms_norm": 4, "added": 0}),
+        ({}, {"swiglu": "torch"}, {**APART, "matmul": 11, "swiglu": 2, "add_rms_norm": 4, "added": 0}),
+        ({}, {"matmul": "torch"}, {**APART, "matmul": 0, "add_rms_norm": 4, "added": 0}),
+    ],
+)
+def test_what_a_step_of_one_sequence_calls(monkeypatch, changes, parts, wanted):
+    """What a system exchanges is called by itself."""
+    own = fused_blocks.one_row(Catalog.default())
+
+    def counting(name):
+        def call(*given, **named):
+            counts[name] += 1
+            return getattr(own, name)(*given, **named)
+
+        return call
+
+    counted = fused_blocks.OneRow(*map(counting, own._fields))
+    monkeypatch.setattr(fused_blocks, "one_row", lambda _: counted)
+    catalog = Catalog.default()
+    found = chosen(catalog.models, "llama-tiny").first(2)
+    found = dataclasses.replace(found, configuration=dataclasses.replace(found.configuration, **changes))
+    found, e = engine(found, catalog, parts)
+    tokens = torch.randint(0, 48, (1, 7), generator=torch.Generator().manual_seed(1))
+    row = e.hold(16)
+    given = [e.prefill(tokens[:, :5], [row])]
+    counts.clear()
+    given.append(e.decode(tokens[:, 5], [row]))
+    assert {x: counts[x] for x in wanted} == wanted
+    given.append(e.decode(tokens[:, 6], [row]))
+    logits = torch.stack([x.logits for x in given], 1)
+    answer = inference.answer(found, "fp16", 3, tokens, range(4, 7), catalog)
+    assert inference.deviation("llama", logits, answer, "fp16") < 5e-3

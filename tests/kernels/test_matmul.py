@@ -8,7 +8,7 @@ from kernelmark.kernels._launch import forget, prepared
 from kernelmark.kernels.matmul import _few_rows as few_rows
 from kernelmark.kernels.matmul import _matmul_hopper as hopper
 from kernelmark.kernels.matmul import matmul as module
-from kernelmark.kernels.matmul.matmul import matmul
+from kernelmark.kernels.matmul.matmul import matmul, row_added, row_normed
 
 AXES = [{"M": 17, "N": 40, "K": 72}, {"M": 3, "N": 33, "K": 65}, {"M": 32, "N": 64, "K": 64}]
 
@@ -176,3 +176,76 @@ def test_a_call_is_prepared_once(request, monkeypatch, M, biased, on_hopper):
     # Of few rows the other kernel has those whose weight lies row by row.
     assert len(made) == on_hopper * (3 if M > 16 else 1)
     assert [x.bias for x in made] == [biased] * len(made)
+
+
+def a_row(K, N, dtype, gated=False):
+    """A row of a larger matrix, a residual, a norm's weight, and a weight, twice as tall where it is gated."""
+    a, residual = torch.randn(2, 2 * K).to(dtype)[1:, K:], torch.randn(1, N).to(dtype)
+    weight = torch.randn((2 if gated else 1) * N, K + 3).to(dtype)[:, 1 : K + 1] * K**-0.5
+    return a, residual, (torch.rand(K) + 0.5).to(dtype), weight.t()
+
+
+CLOSE = {torch.bfloat16: {"rtol": 2**-6, "atol": 2**-6}, torch.float16: {"rtol": 2**-9, "atol": 2**-8}}
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(("K", "N"), [(64, 40), (65, 33), (1, 1), (300, 9), (32, 8)])
+def test_a_row_is_added_and_its_squares_summed(K, N, dtype):
+    a, residual, _, b = a_row(K, N, dtype)
+    h, squares = row_added(a, b, residual)
+    assert (h.shape, h.dtype, squares.shape, squares.dtype) == ((1, N), dtype, (-(-N // 8),), torch.float32)
+    torch.testing.assert_close(h.double(), a.double() @ b.double() + residual.double(), **CLOSE[dtype])
+    torch.testing.assert_close(squares.double().sum(), h.double().square().sum())
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(("K", "N", "parts"), [(64, 40, 8), (65, 33, 9), (1, 1, 1), (300, 9, 38)])
+def test_a_row_is_normalized_where_it_is_multiplied(K, N, parts, dtype, gated):
+    h, _, gain, b = a_row(K, N, dtype, gated)
+    squares = torch.nn.functional.pad(h.float().square(), (0, -K % parts)).view(parts, -1).sum(1)
+    found = row_normed(h, squares, gain, b, 1e-5, gated)
+    want = torch.nn.functional.rms_norm(h.double(), (K,), gain.double(), 1e-5) @ b.double()
+    if gated:
+        want = torch.nn.functional.silu(want[:, :N]) * want[:, N:]
+    assert (found.shape, found.dtype) == ((1, N), dtype)
+    torch.testing.assert_close(found.double(), want, **CLOSE[dtype])
+
+
+def test_rows_of_one_call_are_not_anothers():
+    """Prepared once, for new numbers; another eps is another call."""
+    for _ in range(3):
+        h, _, gain, b = a_row(64, 24, torch.bfloat16)
+        squares = h.float().square().sum(1)
+        for eps in (1e-5, 1.0):
+            want = torch.nn.functional.rms_norm(h.double(), (64,), gain.double(), eps) @ b.double()
+            found = row_normed(h, squares, gain, b, eps)
+            torch.testing.assert_close(found.double(), want, **CLOSE[torch.bfloat16])
+
+
+ONE = torch.ones(1, 4).half()
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "error", "message"),
+    [
+        (row_added, (ONE.float(), ONE.t(), ONE), TypeError, "a has dtype"),
+        (row_added, (torch.ones(2, 4).half(), ONE.t(), ONE[:, :1]), ValueError, "a has shape"),
+        (row_added, (ONE, ONE.t(), ONE), ValueError, "residual has shape"),
+        (row_added, (ONE, torch.ones(4, 3).half(), ONE[:, :3]), ValueError, "b has strides"),
+        (row_normed, (ONE, ONE[0], ONE[0], ONE.t()), TypeError, "squares has dtype"),
+        (row_normed, (ONE, ONE[0].float(), ONE[0, :2], ONE.t()), ValueError, "weight has shape"),
+        (row_normed, (ONE, ONE[0].float(), ONE[0], ONE.t(), 1e-6, True), ValueError, "an even number of columns"),
+    ],
+)
+def test_wrong_rows(call, arguments, error, message):
+    with pytest.raises(error, match=message):
+        call(*arguments)
+
+
+def test_registration_of_rows():
+    a, residual, gain, b = a_row(16, 12, torch.bfloat16)
+    torch.library.opcheck(torch.ops.kernelmark.matmul_row_added.default, (a, b, residual))
+    squares = torch.rand(3)
+    for gated in (False, True):
+        torch.library.opcheck(torch.ops.kernelmark.matmul_row_normed.default, (a, squares, gain, b, 1e-6, gated))

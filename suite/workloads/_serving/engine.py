@@ -18,6 +18,7 @@ from ...system import Assembly
 from .. import _inference as inference
 from .._forward import captured
 from .._trainer import COMPILED
+from .one_row import one_row
 from .products import JOINED, Products
 from .quantized import quantized
 
@@ -110,6 +111,8 @@ class Engine:
             inference.fill(self.module, chain([first], drawn))
             if self.quantized is not None:
                 self.quantized.take(self.module.layers, JOINED)
+        self.one = None if self.quantized else one_row(self.products, chosen, self.module.layers)
+        """How one sequence is decoded, where that is otherwise than several are."""
         pages = 1 + (-(-cached // page) if cached else self._fitting(sequences * self.across))
         self.memory = FAMILIES[chosen.model.name](self, pages)
         self.free = list(range(pages - 1, 0, -1))
@@ -300,6 +303,8 @@ class Engine:
             found |= self.memory.parts(self._call, B)
             gate = found.get("gate")
             found |= self.products.parts(gate)
+            if B == 1 and self.one is not None:
+                found |= self.one.parts(found)
             found["head"] = found["linear"]
             return found if self.quantized is None else found | self.quantized.parts(gate)
 

@@ -30,7 +30,10 @@ class Products:
         self._plain = assembly.linear(dtype, device)
         # In fp32 the operator's products are TF32. Others' than ours are asked for by name: some build a program
         # for each shape. PyTorch's are its own without an operator.
-        provider = assembly.implementation("linear", "matmul", device).provider
+        multiplies = assembly.implementation("linear", "matmul", device)
+        provider = multiplies.provider
+        self.own = provider == PROVIDER and dtype != "fp32" and "cuda" in multiplies.devices
+        """Whether products of few rows are our kernel's for GPUs."""
         own = provider == PROVIDER or (provider != EAGER and {"linear", "matmul"} & assembly.system.parts.keys())
         self._few = FEW if own and dtype != "fp32" else 0
         self._calls: dict[tuple[int, int, int, str], Callable[..., Any]] = {}
@@ -52,7 +55,7 @@ class Products:
         fused = gate is not None and self._few > 0 and self.fused("matmul", "gate", "swiglu")
 
         def gated(x: Any, *weights: Any) -> Any:
-            whole = self._joined(weights)
+            whole = self.joined(weights)
             if fused and whole is not None and len(x) <= self._few:
                 return self._multiply(x, whole, None, gated=True)
             assert gate is not None, "a model without a gated feed-forward asked for one"
@@ -70,13 +73,14 @@ class Products:
 
     def several(self, x: Any, *weights: Any) -> Sequence[Any]:
         """x times each of these: views of one product where they are one matrix in memory."""
-        whole = self._joined(weights)
+        whole = self.joined(weights)
         if whole is None:
             return tuple(self.linear(x, weight) for weight in weights)
         found: Sequence[Any] = self.linear(x, whole).split([len(weight) for weight in weights], -1)
         return found
 
-    def _joined(self, weights: Sequence[Any]) -> Any:
+    def joined(self, weights: Sequence[Any]) -> Any:
+        """The one matrix that these are in memory, or None."""
         key = tuple(map(id, weights))  # of the module's parameters, which stay; an address no compiler looks at
         if key not in self._whole:
             self._whole[key] = inference.whole(weights)

@@ -1,0 +1,147 @@
+"""A decode step of one sequence whose norms are computed by the products behind them, whose sums are made by those
+before, and whose keys and values go from their product to the cache: a layer of Llama's shape has three launches
+less, each of which takes as long as a small product's.
+
+A model's module calls a product, then `add_norm` with what it gave, then the products behind that. Here the first
+call only notes what is asked, as `Later`; `add_norm` makes it, with the residual added, and notes the norm, as
+`Normed`; what multiplies that norm makes it, and of queries, keys and values is noted too, as `Projected`, until
+they are turned and written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ... import fused_blocks
+from ...model import Chosen
+from .products import Products
+
+BEHIND = ("output", "down")
+"""Matrices of a layer whose products are added to the stream."""
+
+
+@dataclass(frozen=True, eq=False)
+class Later:
+    """x (…, K) times weight (N, K) transposed, which is not made yet."""
+
+    x: Any
+    weight: Any
+
+    def view_as(self, other: Any) -> Later:
+        """One row has the shape of any other."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Normed:
+    """The RMS norm of h (1, K) by `gain`, which is not made: `squares` have the sum of h² among them."""
+
+    h: Any
+    squares: Any
+    gain: Any
+    eps: float
+
+    def flatten(self, *dimensions: int) -> Normed:
+        """One row has the shape of any other."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Projected:
+    """Queries, keys and values together, `x` times a weight, none of which are made. Each of them is this."""
+
+    x: Normed
+    weight: Any
+    shape: tuple[int, ...] = (1, 1, 0)
+
+    def view(self, *shape: int) -> Projected:
+        """One token's have the shape of any other."""
+        return self
+
+    def transpose(self, *dimensions: int) -> Projected:
+        """One token's have the shape of any other."""
+        return self
+
+
+class OneRow:
+    """How such steps multiply and normalize. `turns`: queries and keys are turned as they are projected."""
+
+    def __init__(self, products: Products, kernels: fused_blocks.OneRow, layers: Any, turns: bool) -> None:
+        self._products, self._kernels, self._turns = products, kernels, turns
+        self._behind = {id(getattr(x, name)) for x in layers for name in BEHIND}
+
+    def parts(self, others: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+        """Those in the place of the others of a step."""
+        own = {"linear": self.linear, "several": self.several, "gated": self.gated, "add_norm": self.add_norm}
+        if not self._turns or "write" not in others:
+            return own
+        return own | {"several": self.projected, "write": partial(self.write, others["write"])}
+
+    def linear(self, x: Any, weight: Any, bias: Any = None) -> Any:
+        """x (1, 1, K) or (1, K) times weight (N, K) transposed; later, where it is added to the stream."""
+        if isinstance(x, Normed):
+            return self._of_norm(x, weight)
+        if id(weight) in self._behind and bias is None:
+            return Later(x, weight)
+        return self._products.linear(x, weight, bias)
+
+    def several(self, x: Any, *weights: Any) -> Sequence[Any]:
+        """x times each of these, (1, 1, N) each: views of one product where they are one matrix in memory."""
+        if not isinstance(x, Normed):
+            return self._products.several(x, *weights)
+        whole = self._products.joined(weights)
+        if whole is None:
+            return tuple(self._of_norm(x, weight)[None] for weight in weights)
+        found: Sequence[Any] = self._of_norm(x, whole)[None].split([len(weight) for weight in weights], -1)
+        return found
+
+    def projected(self, x: Any, *weights: Any) -> Sequence[Any]:
+        """Queries, keys and values, not made where x is a norm that is not."""
+        whole = self._products.joined(weights)
+        if not isinstance(x, Normed) or whole is None:
+            return self.several(x, *weights)
+        return (Projected(x, whole),) * len(weights)
+
+    def write(self, plain: Callable[..., Any], q: Any, k: Any, v: Any, layout: str, **where: Any) -> Any:
+        """The turned queries (1, 1, H, D); keys and values are in the cache. `plain` does it with what is made."""
+        if not isinstance(q, Projected):
+            return plain(q=q, k=k, v=v, layout=layout, **where)
+        x = q.x
+        return self._kernels.turned(x.h, x.squares, x.gain, q.weight.t(), **where, eps=x.eps)
+
+    def gated(self, x: Any, gate: Any, up: Any) -> Any:
+        """silu(x · gate) · (x · up), (1, N)."""
+        whole = self._products.joined((gate, up))
+        assert isinstance(x, Normed)
+        assert whole is not None
+        return self._of_norm(x, whole, gated=True)
+
+    def add_norm(self, x: Any, residual: Any, weight: Any, eps: float) -> tuple[Normed, Any]:
+        """The norm of x + residual, not made, and that sum, (1, 1, N)."""
+        assert isinstance(x, Later)
+        h, squares = self._kernels.added(x.x.flatten(0, -2), x.weight.t(), residual.flatten(0, -2))
+        return Normed(h, squares, weight, eps), h.view_as(residual)
+
+    def _of_norm(self, x: Normed, weight: Any, gated: bool = False) -> Any:
+        return self._kernels.normed(x.h, x.squares, x.gain, weight.t(), x.eps, gated)
+
+
+def one_row(products: Products, chosen: Chosen, layers: Any) -> OneRow | None:
+    """What decodes one sequence so: our own kernels for GPUs, in 16 bits, launched or in a graph by hand, in
+    layers of Llama's shape. None elsewhere.
+    """
+    c, system = chosen.configuration, products.assembly.system
+    if chosen.model.name != "llama" or c.norms != "before" or c.experts or c.multipliers is not None:
+        return None
+    if not products.own or system.execution not in ("eager", "graph"):
+        return None
+    others = (("add_norm", "add_rms_norm"), ("gate", "swiglu"))
+    if not all(products.fused("matmul", *x) for x in others):
+        return None
+    kernels = fused_blocks.one_row(products.assembly.catalog)
+    if kernels is None:
+        return None
+    return OneRow(products, kernels, layers, c.qk_norm == "none" and kernels.turns(c.head))

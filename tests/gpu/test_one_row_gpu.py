@@ -1,0 +1,103 @@
+"""Products of one row with what is beside them on a GPU, against fp64, and a step of decoding that they make."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from kernelmark.kernels.matmul.matmul import matmul, row_added, row_normed, row_turned
+from kernelmark.kernels.norm.add_rms_norm import add_rms_norm
+from kernelmark.kernels.position.rope_cache_write import rope_cache_write
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.model import chosen
+from kernelmark.suite.system import Assembly, System
+from kernelmark.suite.workloads import _inference as inference
+from kernelmark.suite.workloads._serving.engine import Engine
+
+CUDA = torch.device("cuda")
+CLOSE = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9}
+
+
+def near(found, want, dtype):
+    """Over the largest: a sum of many has no last place of its own."""
+    assert (found.double() - want.double()).abs().max() <= 2 * CLOSE[dtype] * want.double().abs().max()
+
+
+def shapes():
+    """(K, N) that Llama 3.1 8B and 1B have, and random ones: odd widths, few and many programs."""
+    drawn = random.Random(20261128)
+    some = [
+        (drawn.randint(1, 9000), drawn.choice((drawn.randint(1, 900), 3 * drawn.randint(1, 9000))))
+        for _ in range(16)
+    ]
+    return [(4096, 4096), (14336, 4096), (4096, 14336), (4096, 128256), (2048, 8192), *some]
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(("K", "N"), shapes())
+def test_a_row_against_fp64(K, N, dtype):
+    torch.manual_seed(K + N)
+    a, residual = torch.randn(1, K, device=CUDA).to(dtype), torch.randn(1, N, device=CUDA).to(dtype)
+    weight = (torch.randn(N, K, device=CUDA) * K**-0.5).to(dtype)
+    h, squares = row_added(a, weight.t(), residual)
+    near(h, a.double() @ weight.double().t() + residual, dtype)
+    torch.testing.assert_close(squares.double().sum(), h.double().square().sum(), rtol=1e-5, atol=0)
+    gain = (torch.rand(N, device=CUDA) + 0.5).to(dtype)
+    rows = min(700, 2 * N)
+    behind = (torch.randn(2 * rows, N, device=CUDA) * N**-0.5).to(dtype)
+    y = torch.nn.functional.rms_norm(h.double(), (N,), gain.double(), 1e-5) @ behind.double().t()
+    near(row_normed(h, squares, gain, behind.t(), 1e-5), y, dtype)
+    gated = torch.nn.functional.silu(y[:, :rows]) * y[:, rows:]
+    near(row_normed(h, squares, gain, behind.t(), 1e-5, gated=True), gated, dtype)
+
+
+@pytest.mark.parametrize(
+    ("K", "H", "Hkv", "D"), [(4096, 32, 8, 128), (2048, 32, 8, 64), (1001, 3, 1, 40), (576, 9, 3, 64)]
+)
+def test_a_row_turned(K, H, Hkv, D):
+    """As in three launches, in a graph too, whose lengths move on."""
+    torch.manual_seed(K)
+    weight = (torch.randn((H + 2 * Hkv) * D, K, device=CUDA) * K**-0.5).bfloat16()
+    x, residual = (torch.randn(1, K, device=CUDA).bfloat16() for _ in range(2))
+    gain = (torch.rand(K, device=CUDA) + 0.5).bfloat16()
+    y, h = add_rms_norm(x, residual, gain, 1e-5)
+    squares = h.float().square().sum(1)
+    angle = torch.rand(300, D // 2, device=CUDA) * 6
+    cos, sin = angle.cos().bfloat16(), angle.sin().bfloat16()
+    caches = [torch.zeros(9, 64, Hkv, D, device=CUDA, dtype=torch.bfloat16) for _ in range(4)]
+    table = torch.tensor([[5, 2, 8, 1]], dtype=torch.int32, device=CUDA)
+    lengths = torch.ones(1, dtype=torch.int32, device=CUDA)
+
+    def step():
+        return row_turned(h, squares, gain, weight.t(), cos, sin, *caches[:2], table, lengths, 1e-5)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        q = step()
+    for length in (1, 64, 65, 200):
+        lengths.fill_(length)
+        graph.replay()
+        apart = matmul(y, weight.t()).view(1, 1, -1, D).split([H, Hkv, Hkv], 2)
+        want = rope_cache_write(*apart, cos, sin, *caches[2:], table, lengths)
+        near(q, want, torch.bfloat16)
+        for found, other in zip(caches[:2], caches[2:], strict=True):
+            near(found, other, torch.bfloat16)
+            assert torch.equal(found.ne(0).any(3).any(2), other.ne(0).any(3).any(2))
+
+
+@pytest.mark.parametrize("execution", ["eager", "graph"])
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny"])
+def test_a_step_of_one_sequence(model, execution):
+    catalog = Catalog.default()
+    found = chosen(catalog.models, model)
+    assembly = Assembly(System("x", base="kernelmark", execution=execution), catalog)
+    engine = Engine(assembly, found, "bf16", inference.initial(found, "bf16", 3, CUDA), 2, 64, 16)
+    assert (engine.one is not None) == (model == "llama-tiny")
+    tokens = torch.randint(0, 512, (1, 20), generator=torch.Generator().manual_seed(1)).to(CUDA)
+    row = engine.hold(64)
+    given = [engine.prefill(tokens[:, :12], [row]).logits.clone()]
+    given += [engine.decode(tokens[:, i], [row]).logits.clone() for i in range(12, 20)]
+    answer = inference.answer(found, "bf16", 3, tokens, range(11, 20), catalog)
+    inference.deviation(found.model.name, torch.stack(given, 1), answer, "bf16")  # which has a bound
