@@ -22,21 +22,20 @@ def _kernels(catalog: Stock, name: str) -> Any:
 
 def packed(catalog: Stock, attention: Callable[..., Any]) -> Callable[..., Any]:
     """Our attention, which takes a whole projection too: `packed(projected, mask)` is an attribute of it."""
-    return _beside(attention, packed=getattr(_kernels(catalog, "attention"), "attention_packed", None))
+    return _beside(attention, "packed", getattr(_kernels(catalog, "attention"), "attention_packed", None))
 
 
 def added(catalog: Stock, norm: Callable[..., Any]) -> Callable[..., Any]:
     """Our layer norm, which adds a residual before too: `added(x, residual, weight, bias, eps)`, the norm and the
     sum, is an attribute of it.
     """
-    return _beside(norm, added=getattr(_kernels(catalog, "layer_norm"), "add_layer_norm", None))
+    return _beside(norm, "added", getattr(_kernels(catalog, "layer_norm"), "add_layer_norm", None))
 
 
-def _beside(part: Callable[..., Any], **fused: Callable[..., Any] | None) -> Callable[..., Any]:
+def _beside(part: Callable[..., Any], name: str, whole: Callable[..., Any] | None) -> Callable[..., Any]:
     """A part with what it is fused of for an attribute. Of a commit from before there was that it is left as it
     is.
     """
-    ((name, whole),) = fused.items()
     if whole is None:
         return part
 
@@ -49,13 +48,15 @@ def _beside(part: Callable[..., Any], **fused: Callable[..., Any] | None) -> Cal
 
 class OneRow(NamedTuple):
     """Products of one row, with a residual added (`row_added`), of its norm (`row_normed`), and of that the
-    queries, keys and values, turned and written (`row_turned`), of heads that are as long as `turns` allows.
+    queries, keys and values, turned and written (`row_turned`), of heads that are as long as `turns` allows, on
+    devices that `here` allows.
     """
 
     added: Callable[..., Any]
     normed: Callable[..., Any]
     turned: Callable[..., Any]
     turns: Callable[[int], bool]
+    here: Callable[[Any], bool]
 
 
 def one_row(catalog: Stock) -> OneRow | None:
@@ -63,7 +64,7 @@ def one_row(catalog: Stock) -> OneRow | None:
     kernels = _kernels(catalog, "matmul")
     if not hasattr(kernels, "row_turned"):
         return None
-    return OneRow(kernels.row_added, kernels.row_normed, kernels.row_turned, kernels.turns)
+    return OneRow(kernels.row_added, kernels.row_normed, kernels.row_turned, kernels.turns, kernels.rows_here)
 
 
 QUANTIZED = {"summed": "both_summed", "turned": "rows_both", "turned_summed": "rows_both_summed"}

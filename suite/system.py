@@ -57,7 +57,8 @@ Precision: TypeAlias = Literal[
 E5M2; Transformer Engine's `Linear` with a scale a tensor, of the tensor itself or of those before it, or with
 block scales, for systems whose `base` it is, which run in its environment; or the system's own `fp8_quant` and
 `fp8_matmul`, E4M3 with a scale a row (`parts_rowwise`), or for 128 elements of a row and 128 × 128 of a weight
-(`parts_1x128`, as DeepSeek-V3 trains), with norms and gates that write 8 bits themselves (`parts_1x128_fused`).
+(`parts_1x128`, as DeepSeek-V3 trains), with norms, gates and GELU that write 8 bits themselves
+(`parts_1x128_fused`).
 """
 
 Recompute: TypeAlias = Literal[
@@ -349,7 +350,11 @@ class Assembly:
             return
         from . import fused_blocks
 
-        beside = {"attention": fused_blocks.packed, "layer_norm": fused_blocks.added}
+        beside: dict[str, Callable[..., Callable[..., Any]]] = {"attention": fused_blocks.packed}
+        if (
+            self.system.recompute == "none"
+        ):  # a layer that is computed again keeps the stream, and not its norm too
+            beside["layer_norm"] = fused_blocks.added
         for part in chosen.model.parts(chosen.configuration, B, S):
             own = part.name in found and part.operator in beside
             if own and self.implementation(part.name, part.operator, device).provider == PROVIDER:
@@ -419,7 +424,7 @@ class Assembly:
         """The system's `quantize(x, granularity)`, `product(a, b, scale_a, scale_b, recipe, bias=None)` in E4M3.
 
         The operator has no bias: our own kernels add one before they round, those of others get it after. Scales
-        of an input's blocks lie as products load them, where our own kernel quantizes.
+        of an input's blocks, of a multiple of four rows, lie as products load them where our own kernel quantizes.
         """
         if dtype != "bf16":
             raise NotImplementedError(f"products of 8 bits by fp8_matmul are bf16, this case's are {dtype}")

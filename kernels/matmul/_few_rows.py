@@ -150,7 +150,12 @@ def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
     a GPU that loads past registers, as NVIDIA's do from Ampere on.
     """
     few = a.shape[0] <= MOST and a.dtype in FLOATING[:2] and weight.stride(1) == 1
-    return few and (INTERPRETED or capability(a.device) >= (8, 0))
+    return few and here(a.device)
+
+
+def here(device: torch.device) -> bool:
+    """Whether a device loads so."""
+    return INTERPRETED or capability(device) >= (8, 0)
 
 
 def room(device: torch.device) -> int:

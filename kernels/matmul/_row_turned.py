@@ -17,6 +17,7 @@ import triton.language as tl
 
 from .._common import FLOATING, INTERPRETED, check, operator, power_of_2
 from .._launch import Launch, prepared, room
+from ._few_rows import here
 
 PAIRS = 4
 """Pairs of rows of a program."""
@@ -46,6 +47,7 @@ def row_turned(
     dtype, the caches (pages, page, Hkv, D) of h's, `block_table` (1, n) and `lengths` (1,) in int32 as in
     `rope_cache_write`, by its layout "half". D/2 is a multiple of 4. Not differentiable. Raises TypeError for a
     wrong type or dtype, ValueError for a wrong shape, layout or device; the message names the argument.
+    NotImplementedError where `rows_here` says no.
     """
     q: torch.Tensor = _row_turned(h, squares, weight, b, cos, sin, k_cache, v_cache, block_table, lengths, eps)
     return q
@@ -141,6 +143,8 @@ def _check(h: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, b: torc
     check("h", h, dim=2, dtypes=FLOATING[:2])
     check("b", b, dim=2, like=h, dtypes=(h.dtype,))
     check("h", h, shape=(1, b.shape[0]))
+    if not here(h.device):
+        raise NotImplementedError("products of one row need an NVIDIA GPU of compute capability 8.0 or more")
     if b.stride(0) != 1:
         raise ValueError(f"b has strides {b.stride()}, expected the transpose of rows that are dense")
     check("squares", squares, dim=1, like=h, dtypes=(torch.float32,))

@@ -15,7 +15,7 @@ from ._dispatch import SIXTEEN, Choice, choose, filled
 from ._row_turned import row_turned, turns
 from ._schedules import CHUNK
 
-__all__ = ["matmul", "matmul_add", "row_added", "row_normed", "row_turned", "turns"]
+__all__ = ["matmul", "matmul_add", "row_added", "row_normed", "row_turned", "rows_here", "turns"]
 
 
 def matmul(
@@ -204,13 +204,19 @@ def _add(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 _matmul_add = operator("matmul_add(Tensor(a!) out, Tensor a, Tensor b) -> ()", _add, lambda out, a, b: None)
 
 
+def rows_here(device: torch.device) -> bool:
+    """Whether a device has `row_added`, `row_normed` and `row_turned`: NVIDIA's from Ampere on."""
+    return few_rows.here(device)
+
+
 def row_added(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(h, squares): h (1, N) = residual + the row a (1, K) times b (K, N), which is rounded before it is added, as
     by itself; squares (⌈N / 8⌉,) in fp32 have the sum of h² among them. What a step of decoding has between a
     product and the RMS norm behind it, which `row_normed` computes.
 
     In bf16 or fp16, b the transpose of rows that are dense. Not differentiable. Raises TypeError for a wrong type
-    or dtype, ValueError for a wrong shape, layout or device; the message names the argument.
+    or dtype, ValueError for a wrong shape, layout or device; the message names the argument. NotImplementedError
+    where `rows_here` says no.
     """
     found: tuple[torch.Tensor, torch.Tensor] = _row_added(a, b, residual)
     return found
@@ -237,7 +243,9 @@ def _check_row(name: str, x: torch.Tensor, b: torch.Tensor) -> None:
     check(name, x, dim=2, dtypes=FLOATING[:2])
     check("b", b, dim=2, like=x, dtypes=(x.dtype,))
     check(name, x, shape=(1, b.shape[0]))
-    if not few_rows.takes(x, b.t()):
+    if not rows_here(x.device):
+        raise NotImplementedError("products of one row need an NVIDIA GPU of compute capability 8.0 or more")
+    if b.stride(0) != 1:
         raise ValueError(f"b has strides {b.stride()}, expected the transpose of rows that are dense")
 
 

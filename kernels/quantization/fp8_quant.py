@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
@@ -17,6 +18,7 @@ from .._common import (
     check,
     choice,
     in_rows,
+    most_registers,
     needs_e4m3,
     operator,
     power_of_2,
@@ -336,13 +338,14 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _maxima(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, of_rows, of_columns, sums, M, N, stride, GROUP: tl.constexpr
+    x, of_rows, of_columns, beside, M, N, stride, GROUP: tl.constexpr
 ):
-    """The largest magnitude of each row and of each column, of GROUP rows and columns a program. `sums`, if it is
-    not None, gets the sum of each group's rows, as rows of N.
+    """The largest magnitude of each row and of each column, of GROUP rows and columns a program. What is beside
+    them, if it is not None, gets the sum of each group's rows, as rows of N.
 
     A magnitude's bits are in its order as whole numbers, and a maximum is the same in any order.
     """
+    sums = beside[0]
     across = tl.cdiv(N, GROUP)
     group = (tl.program_id(0) // across).to(tl.int64)
     row = group * GROUP + tl.arange(0, GROUP)
@@ -588,6 +591,8 @@ def _planned_both(x: torch.Tensor, format: str, of: str = "x") -> Callable[..., 
         HINT=_hint(x),
         OF=of,
         num_warps=BOTH_WARPS,
+        # Two programs at a time on a multiprocessor: it would take 140.
+        **most_registers(x, 128 if of == "gelu_gradient" else None),
     )
     of_q, of_scale, of_turned, of_turned_scale = map(_room, _empty_both(x, format))
     device = x.device
@@ -671,7 +676,7 @@ def both_summed(x: torch.Tensor) -> Five:
     return five
 
 
-def _check_both_summed(x: torch.Tensor) -> None:
+def _check_matrix(x: torch.Tensor) -> None:
     check("x", x, dim=2)
 
 
@@ -681,22 +686,32 @@ def _prepare_both_summed(x: torch.Tensor) -> Callable[..., Five]:
 
 
 def _planned_summed(x: torch.Tensor, of: str) -> Callable[..., Five]:
-    """`_planned_both`, and the sums of columns in x's dtype: what `_both` writes for groups of rows, added."""
+    """`_planned_both`, and the sums of columns in x's dtype."""
     planned = _planned_both(x, "e4m3", of)
-    M, N = x.shape
     if x.numel() == 0:
-        return lambda x, *others: (*planned(x), x.new_zeros(N))
-    groups, device = cdiv(M, GROUP), x.device
-    of_parts, of_sums = room((groups, N), torch.float32, device), room((N,), x.dtype, device)
-    add = Launch(add_parts, (cdiv(N, 32),), groups, N, ROWS=min(power_of_2(groups), 256), BLOCK=32, num_warps=8)
+        return lambda x, *others: (*planned(x), x.new_zeros(x.shape[1]))
+    of_parts, summed = _adding(x)
 
     def run(x: torch.Tensor, *others: torch.Tensor) -> Five:
-        parts, sums = of_parts(), of_sums()
-        found = planned(x, *others, parts)
-        add(device, parts, sums)
-        return *found, sums
+        parts = of_parts()
+        return *planned(x, *others, parts), summed(parts)
 
     return run
+
+
+def _adding(x: torch.Tensor) -> tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]:
+    """Takes memory for sums of columns by groups of rows, and adds them, to x's dtype."""
+    (M, N), device = x.shape, x.device
+    groups = cdiv(M, GROUP)
+    of_sums = room((N,), x.dtype, device)
+    add = Launch(add_parts, (cdiv(N, 32),), groups, N, ROWS=min(power_of_2(groups), 256), BLOCK=32, num_warps=8)
+
+    def summed(parts: torch.Tensor) -> torch.Tensor:
+        sums = of_sums()
+        add(device, parts, sums)
+        return sums
+
+    return room((groups, N), torch.float32, device), summed
 
 
 def rows_both(x: torch.Tensor) -> Four:
@@ -718,39 +733,33 @@ def _empty_rows_both(x: torch.Tensor) -> Four:
     return *_empty(x, "row", "e4m3", "rows"), *_empty(x.t(), "row", "e4m3", "rows")
 
 
-def _prepare_rows_both(x: torch.Tensor, *sums: None) -> Callable[..., Any]:
-    """A function of x; `sums` is None where they are not wanted."""
-    M, N = x.shape
+def _prepare_rows_both(x: torch.Tensor, summed: bool = False) -> Callable[..., Any]:
     if x.numel() == 0:
-        none = () if sums else (x.new_zeros(N),)
-        return lambda x: (*_of_nothing(_empty_rows_both(x), "e4m3"), *none)
+
+        def nothing(x: torch.Tensor) -> Any:
+            found = _of_nothing(_empty_rows_both(x), "e4m3")
+            return (*found, x.new_zeros(x.shape[1])) if summed else found
+
+        return nothing
     needs_e4m3("fp8_quant to E4M3", x)
-    flat, device = rows(x), x.device
-    groups = cdiv(M, GROUP)
-    grid = (groups * cdiv(N, GROUP),)
-    of = {"GROUP": GROUP, "num_warps": BOTH_WARPS}
-    find = Launch(_maxima, grid, *sums, M, N, flat.stride(0), **of)
+    (M, N), flat, device = x.shape, rows(x), x.device
+    grid = (cdiv(M, GROUP) * cdiv(N, GROUP),)
+    of: dict[str, Any] = {"GROUP": GROUP, "num_warps": BOTH_WARPS}
+    find = Launch(_maxima, grid, M, N, flat.stride(0), **of)
     write = Launch(_rows_both, grid, M, N, flat.stride(0), LARGEST=LARGEST["e4m3"], HINT=_hint(x), **of)
-    of_results = tuple(map(_room, (*_empty(x, "row", "e4m3", "rows"), *_empty(flat.t(), "row", "e4m3", "rows"))))
-    of_maxima, of_parts = room((M + N,), torch.int32, device), room((groups, N), torch.float32, device)
-    of_sums = room((N,), x.dtype, device)
-    add = Launch(add_parts, (cdiv(N, 32),), groups, N, ROWS=min(power_of_2(groups), 256), BLOCK=32, num_warps=8)
+    of_results = tuple(map(_room, _empty_rows_both(flat)))
+    of_maxima = room((M + N,), torch.int32, device)
+    of_parts, add = _adding(x)
     copied = not in_rows(x)
 
     def run(x: torch.Tensor) -> Any:
         x = rows(x) if copied else x
-        maxima = of_maxima().zero_()
-        both = maxima.split((M, N))
+        maxima = of_maxima().zero_().split((M, N))
+        parts = of_parts() if summed else None
+        find(device, x, *maxima, (parts,))
         found = tuple(take() for take in of_results)
-        if sums:
-            find(device, x, *both)
-            write(device, x, *found, *both)
-            return found
-        parts, total = of_parts(), of_sums()
-        find(device, x, *both, parts)
-        write(device, x, *found, *both)
-        add(device, parts, total)
-        return *found, total
+        write(device, x, *found, *maxima)
+        return found if parts is None else (*found, add(parts))
 
     return run
 
@@ -797,10 +806,6 @@ def gelu_both(x: torch.Tensor) -> Four:
     return four
 
 
-def _check_gelu_both(x: torch.Tensor) -> None:
-    check("x", x, dim=2)
-
-
 def _prepare_gelu_both(x: torch.Tensor) -> Callable[..., Four]:
     planned, copied = _planned_both(x, "e4m3", "gelu"), not in_rows(x)
     return lambda x: planned(rows(x) if copied else x)
@@ -833,21 +838,21 @@ def _prepare_gelu_gradient(dy: torch.Tensor, x: torch.Tensor) -> Callable[..., F
 
 _both_summed = operator(
     "fp8_quant_both_summed(Tensor x) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    prepared(_prepare_both_summed, _check_both_summed),
+    prepared(_prepare_both_summed, _check_matrix),
     lambda x: (*_empty_both(x, "e4m3"), x.new_empty(x.shape[1])),
-    check=_check_both_summed,
+    check=_check_matrix,
 )
 _fp8_quant_rows_both = operator(
     "fp8_quant_rows_both(Tensor x) -> (Tensor, Tensor, Tensor, Tensor)",
-    prepared(lambda x: _prepare_rows_both(x, None), _check_both_summed),
+    prepared(_prepare_rows_both, _check_matrix),
     _empty_rows_both,
-    check=_check_both_summed,
+    check=_check_matrix,
 )
 _fp8_quant_rows_both_summed = operator(
     "fp8_quant_rows_both_summed(Tensor x) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    prepared(_prepare_rows_both, _check_both_summed),
+    prepared(partial(_prepare_rows_both, summed=True), _check_matrix),
     lambda x: (*_empty_rows_both(x), x.new_empty(x.shape[1])),
-    check=_check_both_summed,
+    check=_check_matrix,
 )
 _layer_norm_both = operator(
     "layer_norm_both(Tensor h, Tensor mean, Tensor rstd, Tensor weight, Tensor bias)"
@@ -858,9 +863,9 @@ _layer_norm_both = operator(
 )
 _gelu_both = operator(
     "gelu_both(Tensor x) -> (Tensor, Tensor, Tensor, Tensor)",
-    prepared(_prepare_gelu_both, _check_gelu_both),
+    prepared(_prepare_gelu_both, _check_matrix),
     lambda x: _empty_both(x, "e4m3"),
-    check=_check_gelu_both,
+    check=_check_matrix,
 )
 _gelu_gradient_both_summed = operator(
     "gelu_gradient_both_summed(Tensor dy, Tensor x) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",

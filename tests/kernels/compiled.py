@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,51 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
 """Shapes beside the quick plan's, for which tiles are chosen otherwise; 16-bit numbers if none are named, both
 passes."""
 
+
+def beside_quantization(kernels: Any, given: Mapping[str, Any]) -> None:
+    """What a layer in 8 bits has in the same launch as a matrix that is quantized both ways."""
+    x = given["x"]
+    if given["granularity"] != "both":
+        return
+    of_rows, of_columns = torch.ones(x.shape[0]), x[0]
+    kernels.both_summed(x)
+    kernels.rows_both(x)
+    kernels.rows_both_summed(x)
+    kernels.norm_both(x, of_rows, of_columns)
+    kernels.layer_norm_both(x, of_rows, of_rows, of_columns, of_columns)
+    kernels.swiglu_both(x, x)
+    kernels.gelu_both(x)
+    kernels.gelu_gradient_both_summed(x, x)
+
+
+def beside_norms(kernels: Any, given: Mapping[str, Any]) -> None:
+    """With an addition before, and without the norm itself."""
+    x, weight, bias = (given[name].detach() for name in ("x", "weight", "bias"))
+    kernels.add_layer_norm(x, x, weight, bias)
+    h, *moments = kernels.add_moments(x, x)
+    kernels.gradients(x, x, h, weight, *moments)
+
+
+def beside_products(kernels: Any, given: Mapping[str, Any]) -> None:
+    """Of one row, with what a step of decoding has around it."""
+    a, b = given["a"], given["b"]
+    if len(a) > 1 or not kernels.rows_here(a.device):
+        return
+    squares = torch.ones(512)
+    kernels.row_added(a, b, a.new_zeros(1, b.shape[1]))
+    for gated in (False, True):
+        kernels.row_normed(a, squares, a[0], b, 1e-5, gated)
+    cache, turns = a.new_zeros(2, 64, 2, 128), a.new_zeros(64, 64)
+    where = torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    kernels.row_turned(a, squares, a[0], b, turns, turns, cache, cache.clone(), *where)
+
+
+BESIDE: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {
+    "fp8_quant": beside_quantization,
+    "layer_norm": beside_norms,
+    "matmul": beside_products,
+}
+"""What a kernel's file has beside its operator."""
 
 NOTHING: dict[str, Any] = dict.fromkeys(("shared", "wide", "narrow", "spilled", "matrix", "early"), 0) | {
     "module": "",
@@ -248,11 +293,14 @@ def cases(
 
 
 def call(operator: Operator, case: Case) -> None:
-    """The kernel on the case's inputs, and its gradients in a backward pass."""
-    kernel = getattr(OWN.module("kernels", operator.name), operator.name)
+    """The kernel on the case's inputs, with what its file has beside it, and its gradients in a backward pass."""
+    kernels = OWN.module("kernels", operator.name)
+    kernel = getattr(kernels, operator.name)
     given = operator.built(case, torch.device("cpu"), torch.Generator().manual_seed(0))
     if case.pass_ == "forward":
         kernel(**given)
+        if operator.name in BESIDE and case.dtype == "bf16":
+            BESIDE[operator.name](kernels, given)
         return
     leaves = [given[name].requires_grad_() for name in operator.differentiated(given)]
     result = kernel(**given)

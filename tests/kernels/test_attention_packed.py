@@ -156,4 +156,5 @@ def test_which_systems_take_it():
     assert takes(base="torch", parts={"attention": "kernelmark", "norm": "kernelmark"}) == neither
     assert takes(parts={"attention": "torch"}) == (False, True)
     assert takes(parts={"layer_norm": "torch"}) == (True, False)
+    assert takes(recompute="every_layer") == (True, False), "its norm would be kept beside the stream"
     assert takes(parts={"attention": "kernelmark", "norm": "kernelmark"}) == both, "an exchange for itself is none"

@@ -129,10 +129,13 @@ def test_the_same_without_a_rounding(model, recompute, monkeypatch):
 def test_norms_that_add_first(model, recompute):
     """Of two layers: what follows one is the other's norm, and the last one's the model's."""
     norm = CATALOG.operator("layer_norm").reference
-    added = fused_blocks.added(CATALOG, layer_norm)
+    added, calls = fused_blocks.added(CATALOG, layer_norm), []
+    own = added.added
+    added.added = lambda **given: calls.append(1) or own(**given)
     linear = torch.nn.functional.linear
     loss, found = gradients(model, torch.float32, norm=added, linear=linear, recompute=recompute)
     want_loss, want = gradients(model, torch.float32, norm=norm, linear=linear)
+    assert len(calls) == 4 * (1 + recompute), "two a layer, again where it is computed again"
     assert loss == pytest.approx(want_loss, rel=1e-5)
     for name, x in want.items():
         torch.testing.assert_close(found[name], x, rtol=1e-3, atol=1e-5)

@@ -8,7 +8,7 @@ from kernelmark.kernels._launch import forget, prepared
 from kernelmark.kernels.matmul import _few_rows as few_rows
 from kernelmark.kernels.matmul import _matmul_hopper as hopper
 from kernelmark.kernels.matmul import matmul as module
-from kernelmark.kernels.matmul.matmul import matmul, row_added, row_normed
+from kernelmark.kernels.matmul.matmul import matmul, row_added, row_normed, rows_here
 
 AXES = [{"M": 17, "N": 40, "K": 72}, {"M": 3, "N": 33, "K": 65}, {"M": 32, "N": 64, "K": 64}]
 
@@ -241,6 +241,18 @@ ONE = torch.ones(1, 4).half()
 def test_wrong_rows(call, arguments, error, message):
     with pytest.raises(error, match=message):
         call(*arguments)
+
+
+def test_rows_on_other_gpus(monkeypatch):
+    """As AMD's are seen, which go the usual way."""
+    monkeypatch.setattr(few_rows, "INTERPRETED", False)
+    monkeypatch.setattr(few_rows, "capability", lambda device: (0, 0))
+    a, residual, gain, b = a_row(16, 12, torch.bfloat16)
+    assert not rows_here(a.device)
+    forget()
+    for call in (lambda: row_added(a, b, residual), lambda: row_normed(a, torch.rand(3), gain, b)):
+        with pytest.raises(NotImplementedError, match="need an NVIDIA GPU"):
+            call()
 
 
 def test_registration_of_rows():

@@ -301,10 +301,11 @@ def test_kernels_of_a_commit_before_they_were_fused_are_taken_as_they_are(tmp_pa
     for folder, name, text in (
         ("attention", "attention", "def attention(q, k, v, mask='causal'): ...\n"),
         ("quantization", "fp8_quant", "def fp8_quant(x, granularity='row', format='e4m3'): ...\n"),
+        ("matmul", "matmul", "def matmul(a, b, bias=None, gated=False): ...\n"),
         ("matmul", "fp8_matmul", "def fp8_matmul(a, b, scale_a, scale_b, recipe='block'): ...\n"),
         ("norm", "layer_norm", "def layer_norm(x, weight, bias, eps=1e-5): ...\n"),
     ):
-        (kernels / folder).mkdir(parents=True)
+        (kernels / folder).mkdir(parents=True, exist_ok=True)
         for path in (kernels, kernels / folder):
             (path / "__init__.py").touch()
         (kernels / folder / f"{name}.py").write_text(text)
@@ -318,6 +319,7 @@ def test_kernels_of_a_commit_before_they_were_fused_are_taken_as_they_are(tmp_pa
         assert {hasattr(quantize, x) for x in fused_blocks.QUANTIZED} == {there}
         assert assembly._takes("bias", "fp8_matmul", "cuda") == there
         assert assembly._takes("layout", "fp8_quant", "cuda") == there
+        assert (fused_blocks.one_row(each) is not None) == there
         norm = each.own_file("kernels", "layer_norm").layer_norm
         assert hasattr(fused_blocks.added(each, norm), "added") == there
         for fused in (fused_blocks.layer_normed, fused_blocks.fed):

@@ -142,6 +142,6 @@ def one_row(products: Products, chosen: Chosen, layers: Any) -> OneRow | None:
     if not all(products.fused("matmul", *x) for x in others):
         return None
     kernels = fused_blocks.one_row(products.assembly.catalog)
-    if kernels is None:
+    if kernels is None or not kernels.here(layers[0].output.device):
         return None
     return OneRow(products, kernels, layers, c.qk_norm == "none" and kernels.turns(c.head))
