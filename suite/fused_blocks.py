@@ -62,7 +62,7 @@ class OneRow(NamedTuple):
 def one_row(catalog: Stock) -> OneRow | None:
     """Our products of one row with what is beside them; None in a commit from before that."""
     kernels = _kernels(catalog, "matmul")
-    if not hasattr(kernels, "row_turned"):
+    if not hasattr(kernels, "rows_here"):
         return None
     return OneRow(kernels.row_added, kernels.row_normed, kernels.row_turned, kernels.turns, kernels.rows_here)
 

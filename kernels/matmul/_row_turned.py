@@ -93,12 +93,18 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     second = tl.zeros([PAIRS, STEP], tl.float32)
     for k in tl.range(0, tl.cdiv(K, STEP), num_stages=STAGES):
         here = k * STEP + depth
-        inside = None if EVEN else here < K
-        z = tl.load(h + here, inside).to(tl.float32) * tl.load(gain + here, inside).to(tl.float32)
-        if not EVEN:
-            z = tl.where(here < K, z, 0.0)
-        first += tl.load(at, inside).to(tl.float32) * z
-        second += tl.load(at + other, inside).to(tl.float32) * z
+        if EVEN:
+            z = tl.load(h + here).to(tl.float32) * tl.load(gain + here).to(tl.float32)
+            y = tl.load(at)
+            y_other = tl.load(at + other)
+        else:
+            z = tl.load(h + here, here < K, 0.0).to(tl.float32) * tl.load(gain + here, here < K, 0.0).to(
+                tl.float32
+            )
+            y = tl.load(at, here < K, 0.0)
+            y_other = tl.load(at + other, here < K, 0.0)
+        first += y.to(tl.float32) * z
+        second += y_other.to(tl.float32) * z
         at += STEP
     # y = h / √(Σ h² / K + ε) · w, and y · weightᵀ: the root is the same for all of K.
     part = tl.arange(0, PARTS)
@@ -123,11 +129,17 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
         place = tl.load(table + position // page).to(tl.int64)
         within = position % page
         if head < H + Hkv:
-            y = k_cache + place * k_places[0] + within * k_places[1] + (head - H) * k_places[2] + pair
+            y = k_cache + place * k_places[0] + within * k_places[1] + (head - H).to(tl.int64) * k_places[2] + pair
             tl.store(y, a)
             tl.store(y + HALF, b)
         else:
-            y = v_cache + place * v_places[0] + within * v_places[1] + (head - H - Hkv) * v_places[2] + pair
+            y = (
+                v_cache
+                + place * v_places[0]
+                + within * v_places[1]
+                + (head - H - Hkv).to(tl.int64) * v_places[2]
+                + pair
+            )
             tl.store(y, a)
             tl.store(y + HALF, b)
 

@@ -264,13 +264,19 @@ def _check_row_normed(
         raise ValueError(f"b has shape {tuple(b.shape)}, expected an even number of columns: gate and factor")
 
 
+def _squares(h: torch.Tensor) -> torch.Tensor:
+    """The sums of squares of a row (1, N), eight numbers each."""
+    padded = torch.nn.functional.pad(h.float().square(), (0, -h.shape[1] % few_rows.OF_ONE))
+    return padded.view(-1, few_rows.OF_ONE).sum(1)
+
+
 def _prepare_row_added(
     a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     device, N = a.device, b.shape[1]
     of_h, of_squares = room((1, N), a.dtype, device), room((cdiv(N, few_rows.OF_ONE),), torch.float32, device)
     if a.numel() == 0 or N == 0:
-        return lambda a, b, residual: (residual.clone(), residual.float().square().sum(1))
+        return lambda a, b, residual: (residual.clone(), _squares(residual))
     launch = few_rows.planned(lined(a), b.t(), of_h(), added=True)
 
     def run(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -220,8 +220,9 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
     together: Any = parts.get("qkv_rope")
     normed: Any = parts.get("normed")
     embed, adds, scores, logits = c.multipliers or (1.0, 1.0, c.head**-0.5, 1.0)
-    # Parts scale scores by head^-0.5; what a family has in its place is made up for in the queries.
-    query_scale = scores * c.head**0.5
+    # Parts scale scores by head^-0.5; what a family has in its place is made up for in the queries. Exactly 1
+    # where it has nothing: 128^-0.5 · 128^0.5 is not, and would be a launch of its own.
+    query_scale = scores * c.head**0.5 if c.multipliers else 1.0
 
     class Layer(nn.Module):
         def __init__(self, index: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -88,10 +89,13 @@ def test_a_row_turned(K, H, Hkv, D):
 
 
 @pytest.mark.parametrize("execution", ["eager", "graph"])
-@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny"])
-def test_a_step_of_one_sequence(model, execution):
+@pytest.mark.parametrize(
+    ("model", "changes"), [("llama-tiny", {}), ("llama-tiny", {"head": 128}), ("gpt2-tiny", {})]
+)
+def test_a_step_of_one_sequence(model, changes, execution):
     catalog = Catalog.default()
     found = chosen(catalog.models, model)
+    found = dataclasses.replace(found, configuration=dataclasses.replace(found.configuration, **changes))
     assembly = Assembly(System("x", base="kernelmark", execution=execution), catalog)
     engine = Engine(assembly, found, "bf16", inference.initial(found, "bf16", 3, CUDA), 2, 64, 16)
     assert (engine.one is not None) == (model == "llama-tiny")

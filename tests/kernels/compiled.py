@@ -71,6 +71,7 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
         {"M": 1024, "N": 2112, "K": 1024},  # tiles of 192 rows
         {"M": 512, "N": 4096, "K": 1024, "layout": "nt", "epilogue": "swiglu"},
         {"M": 1, "N": 4096, "K": 1024},
+        {"M": 1, "N": 1024, "K": 999},
         {"M": 8, "N": 4096, "K": 1024, "epilogue": "swiglu"},
         {"M": 16, "N": 1001, "K": 999, "epilogue": "bias"},
     ),

@@ -87,6 +87,8 @@ FUSED = {**APART, "added": 4, "normed": 3, "turned": 1, "rope_cache_write": 1}
     [
         ({}, {}, FUSED),
         ({"tied": False}, {}, FUSED),
+        ({"head": 8}, {}, FUSED),
+        ({"head": 128}, {}, FUSED),
         ({"head": 20}, {}, {**APART, "added": 4, "normed": 4, "turned": 0}),
         ({"qk_norm": "head"}, {}, {**APART, "rms_norm": 5, "added": 4, "normed": 4, "turned": 0}),
         ({}, {"rope": "torch"}, {**APART, "rope": 2, "rope_cache_write": 0, "added": 4, "normed": 4, "turned": 0}),

@@ -212,6 +212,21 @@ def test_a_row_is_normalized_where_it_is_multiplied(K, N, parts, dtype, gated):
     torch.testing.assert_close(found.double(), want, **CLOSE[dtype])
 
 
+@pytest.mark.parametrize(("K", "N"), [(0, 20), (7, 0)])
+def test_rows_of_nothing(K, N):
+    a, residual, gain, b = (
+        torch.ones(1, K).half(),
+        torch.randn(1, N).half(),
+        torch.ones(K).half(),
+        torch.ones(N, K).half(),
+    )
+    h, squares = row_added(a, b.t(), residual)
+    assert torch.equal(h, residual)
+    assert squares.shape == (-(-N // 8),)
+    torch.testing.assert_close(squares.sum(), h.float().square().sum())
+    assert torch.equal(row_normed(a, torch.zeros(1), gain, b.t()), torch.zeros(1, N).half())
+
+
 def test_rows_of_one_call_are_not_anothers():
     """Prepared once, for new numbers; another eps is another call."""
     for _ in range(3):
