@@ -1137,7 +1137,7 @@ def _decoding() -> list[str]:
         _programs(GENERATE, columns, "generate"),
         "A pass without gradients:",
         _programs(GENERATE, PASS, "forward"),
-        f"{_where(journal(GENERATE_BEFORE))}",
+        _where(journal(GENERATE_BEFORE)),
         _programs(GENERATE_BEFORE, columns),
     ]
 

@@ -46,7 +46,7 @@ def _beside(part: Callable[..., Any], name: str, whole: Callable[..., Any] | Non
     return call
 
 
-class OneRow(NamedTuple):
+class RowKernels(NamedTuple):
     """Products of one row, with a residual added (`row_added`), of its norm (`row_normed`), and of that the
     queries, keys and values, turned and written (`row_turned`), of heads that are as long as `turns` allows, on
     devices that `here` allows.
@@ -59,12 +59,12 @@ class OneRow(NamedTuple):
     here: Callable[[Any], bool]
 
 
-def one_row(catalog: Stock) -> OneRow | None:
+def one_row(catalog: Stock) -> RowKernels | None:
     """Our products of one row with what is beside them; None in a commit from before that."""
     kernels = _kernels(catalog, "matmul")
     if not hasattr(kernels, "rows_here"):
         return None
-    return OneRow(kernels.row_added, kernels.row_normed, kernels.row_turned, kernels.turns, kernels.rows_here)
+    return RowKernels(kernels.row_added, kernels.row_normed, kernels.row_turned, kernels.turns, kernels.rows_here)
 
 
 QUANTIZED = {"summed": "both_summed", "turned": "rows_both", "turned_summed": "rows_both_summed"}

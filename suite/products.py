@@ -49,7 +49,8 @@ def by_rows(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callab
     """
     import torch
 
-    turned, turned_summed = (getattr(quantize, x, None) for x in ("turned", "turned_summed"))
+    turned: Any = getattr(quantize, "turned", None)
+    turned_summed: Any = getattr(quantize, "turned_summed", None)
 
     def multiply(a: Any, b: Any, bias: Any = None) -> Any:
         """a (M, K) times b (N, K) transposed."""
@@ -60,12 +61,12 @@ def by_rows(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callab
         return product(a, b.t(), scale_a.reshape(-1, 1), scale_b.reshape(1, -1), "row", bias)
 
     class Once(torch.autograd.Function):
-        """Each tensor is quantized once, as it is and transposed."""
+        """Each tensor is quantized once, as it is and transposed, by who does so."""
 
         @staticmethod
         def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
-            a, scale, *across = turned(x)  # type: ignore[misc]  # only where it is there
-            w, of_weight, *other = turned(weight)  # type: ignore[misc]  # as above
+            a, scale, *across = turned(x)
+            w, of_weight, *other = turned(weight)
             ctx.save_for_backward(*across, *other)
             return times(a, scale, w, of_weight, bias)
 
@@ -74,9 +75,9 @@ def by_rows(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callab
             x, of_x, w, of_weight = ctx.saved_tensors
             of_bias = None
             if ctx.needs_input_grad[2]:
-                g, scale, across, of_grad, of_bias = turned_summed(grad.contiguous())  # type: ignore[misc]  # as above
+                g, scale, across, of_grad, of_bias = turned_summed(grad.contiguous())
             else:
-                g, scale, across, of_grad = turned(grad.contiguous())  # type: ignore[misc]  # as above
+                g, scale, across, of_grad = turned(grad.contiguous())
             return times(g, scale, w, of_weight), times(across, of_grad, x, of_x), of_bias
 
     class Products(torch.autograd.Function):

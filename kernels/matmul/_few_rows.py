@@ -22,7 +22,18 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import FLOATING, INTERPRETED, INTERPRETING, capability, cdiv, lined, multiprocessors, on, sigmoid
+from .._common import (
+    FLOATING,
+    INTERPRETED,
+    INTERPRETING,
+    capability,
+    cdiv,
+    check,
+    lined,
+    multiprocessors,
+    on,
+    sigmoid,
+)
 from .._launch import Launch
 
 MOST = 16
@@ -156,6 +167,23 @@ def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
 def here(device: torch.device) -> bool:
     """Whether a device loads so."""
     return INTERPRETED or capability(device) >= (8, 0)
+
+
+def check_row(name: str, x: torch.Tensor, b: torch.Tensor) -> None:
+    """Raises what products of one row say of it, x (1, K), and of b (K, N)."""
+    check(name, x, dim=2, dtypes=FLOATING[:2])
+    check("b", b, dim=2, like=x, dtypes=(x.dtype,))
+    check(name, x, shape=(1, b.shape[0]))
+    if not here(x.device):
+        raise NotImplementedError("products of one row need an NVIDIA GPU of compute capability 8.0 or more")
+    if b.stride(0) != 1:
+        raise ValueError(f"b has strides {b.stride()}, expected the transpose of rows that are dense")
+
+
+def check_norm(squares: torch.Tensor, weight: torch.Tensor, h: torch.Tensor) -> None:
+    """The same of what a row's norm is computed by."""
+    check("squares", squares, dim=1, like=h, dtypes=(torch.float32,))
+    check("weight", weight, shape=h.shape[1:], like=h, dtypes=(h.dtype,))
 
 
 def room(device: torch.device) -> int:

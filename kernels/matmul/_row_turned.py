@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import FLOATING, INTERPRETED, check, operator, power_of_2
+from .._common import INTERPRETED, check, operator, power_of_2
 from .._launch import Launch, prepared, room
-from ._few_rows import here
+from ._few_rows import check_norm, check_row
 
 PAIRS = 4
 """Pairs of rows of a program."""
@@ -152,15 +152,8 @@ def _heads(b: torch.Tensor, k_cache: torch.Tensor) -> tuple[int, int, int]:
 
 def _check(h: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, b: torch.Tensor, *others: Any) -> None:
     cos, sin, k_cache, v_cache, block_table, lengths, _ = others
-    check("h", h, dim=2, dtypes=FLOATING[:2])
-    check("b", b, dim=2, like=h, dtypes=(h.dtype,))
-    check("h", h, shape=(1, b.shape[0]))
-    if not here(h.device):
-        raise NotImplementedError("products of one row need an NVIDIA GPU of compute capability 8.0 or more")
-    if b.stride(0) != 1:
-        raise ValueError(f"b has strides {b.stride()}, expected the transpose of rows that are dense")
-    check("squares", squares, dim=1, like=h, dtypes=(torch.float32,))
-    check("weight", weight, shape=h.shape[1:], like=h, dtypes=(h.dtype,))
+    check_row("h", h, b)
+    check_norm(squares, weight, h)
     check("k_cache", k_cache, dim=4, like=h, dtypes=(h.dtype,))
     check("v_cache", v_cache, shape=k_cache.shape, like=h, dtypes=(h.dtype,))
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):

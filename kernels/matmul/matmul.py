@@ -239,27 +239,16 @@ def row_normed(
     return found
 
 
-def _check_row(name: str, x: torch.Tensor, b: torch.Tensor) -> None:
-    check(name, x, dim=2, dtypes=FLOATING[:2])
-    check("b", b, dim=2, like=x, dtypes=(x.dtype,))
-    check(name, x, shape=(1, b.shape[0]))
-    if not rows_here(x.device):
-        raise NotImplementedError("products of one row need an NVIDIA GPU of compute capability 8.0 or more")
-    if b.stride(0) != 1:
-        raise ValueError(f"b has strides {b.stride()}, expected the transpose of rows that are dense")
-
-
 def _check_row_added(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> None:
-    _check_row("a", a, b)
+    few_rows.check_row("a", a, b)
     check("residual", residual, shape=(1, b.shape[1]), like=a, dtypes=(a.dtype,))
 
 
 def _check_row_normed(
     h: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, b: torch.Tensor, eps: float, gated: bool
 ) -> None:
-    _check_row("h", h, b)
-    check("squares", squares, dim=1, like=h, dtypes=(torch.float32,))
-    check("weight", weight, shape=h.shape[1:], like=h, dtypes=(h.dtype,))
+    few_rows.check_row("h", h, b)
+    few_rows.check_norm(squares, weight, h)
     if gated and b.shape[1] % 2:
         raise ValueError(f"b has shape {tuple(b.shape)}, expected an even number of columns: gate and factor")
 

@@ -109,7 +109,7 @@ def test_what_a_step_of_one_sequence_calls(monkeypatch, changes, parts, wanted):
 
         return call
 
-    counted = fused_blocks.OneRow(*map(counting, own._fields))
+    counted = fused_blocks.RowKernels(*map(counting, own._fields))
     monkeypatch.setattr(fused_blocks, "one_row", lambda _: counted)
     catalog = Catalog.default()
     found = chosen(catalog.models, "llama-tiny").first(2)

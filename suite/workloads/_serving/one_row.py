@@ -69,7 +69,7 @@ class Projected:
 class OneRow:
     """How such steps multiply and normalize. `turns`: queries and keys are turned as they are projected."""
 
-    def __init__(self, products: Products, kernels: fused_blocks.OneRow, layers: Any, turns: bool) -> None:
+    def __init__(self, products: Products, kernels: fused_blocks.RowKernels, layers: Any, turns: bool) -> None:
         self._products, self._kernels, self._turns = products, kernels, turns
         self._behind = {id(getattr(x, name)) for x in layers for name in BEHIND}
 

@@ -34,8 +34,8 @@ class Products:
         provider = multiplies.provider
         self.own = provider == PROVIDER and dtype != "fp32" and "cuda" in multiplies.devices
         """Whether products of few rows are our kernel's for GPUs."""
-        own = provider == PROVIDER or (provider != EAGER and {"linear", "matmul"} & assembly.system.parts.keys())
-        self._few = FEW if own and dtype != "fp32" else 0
+        named = provider != EAGER and bool({"linear", "matmul"} & assembly.system.parts.keys())
+        self._few = FEW if (provider == PROVIDER or named) and dtype != "fp32" else 0
         self._calls: dict[tuple[int, int, int, str], Callable[..., Any]] = {}
         self._whole: dict[tuple[int, ...], Any] = {}
 
