@@ -71,9 +71,10 @@ PRECISION_PART = "20261127-124228-f3ea"
 """Plan `precision`, as much as 300 s hold."""
 PRECISION = "20261128-032023-68ba"
 """The same, whole."""
-FP8_GRAPH = "20261128-114913-53a1"
-"""A case of it again, after attention takes a whole projection."""
-FP8_GRAPH_BEFORE = "20261128-082456-0e0c"
+FP8_GRAPH = "20261128-145008-2cbe"
+"""A case of it again, norms and GELU writing 8 bits too."""
+FP8_GRAPH_BEFORE = ("20261128-114913-53a1", "20261128-082456-0e0c")
+"""The same after attention takes a whole projection, and before."""
 PRECISION_8B = "20261127-231424-32a7"
 """Its largest model."""
 RANKS = "20261122-224109-fd6e"
@@ -104,6 +105,8 @@ DECODE = (
     "20261124-084457-4fcc",
     "20261124-144835-8c68",
 )
+DECODE_TODAY = "20261128-145349-75c9"
+"""Six launches a layer for one sequence, beside vLLM."""
 GENERATE = "generate-h200"
 """Plan `generate` in two shards, each to be gone on with."""
 GENERATE_BEFORE = "20261128-082630-2599"
@@ -232,8 +235,9 @@ def page() -> str:
         *_every("Precisions from 124 M to 8 B", PRECISION),
         f"Refused were {_refused(PRECISION)}: for what three steps change of the last norm's bias, or for a "
         "gradient ([what rounding makes of it](training.md#precisions-on-an-h200)).",
-        *_every("GPT-2 124M in 8 bits and in 16, attention on whole projections", FP8_GRAPH),
-        *_every("The same before, a bias added by the product", FP8_GRAPH_BEFORE),
+        *_every("GPT-2 124M in 8 bits and in 16, norms and GELU writing 8 bits", FP8_GRAPH),
+        *_every("The same before, attention on whole projections", FP8_GRAPH_BEFORE[0]),
+        *_every("And before, a bias added by the product", FP8_GRAPH_BEFORE[1]),
         *_every("Precisions of 8 B parameters, as far as they came", PRECISION_8B),
         "All rows in 8 bits were refused for gradients of queries and keys, most likely for what rounding alone "
         "makes of them in so many layers ([the bound](training.md#precision)).",
@@ -1126,6 +1130,10 @@ def _decoding() -> list[str]:
         "Llama 3.1 8B's shape in bf16, random weights, 64 tokens after prompts of S. The byte bound is weights "
         "without the input embedding, and the cache, at the rate of reading that the run measured. MFU is of "
         "989.4 TFLOP/s.",
+        f"{_where(journal(DECODE_TODAY))} With products in 8 bits (`e4m3`) too, by a scale a row or for 128 "
+        "elements.",
+        _programs(DECODE_TODAY, columns),
+        "### Before, one sequence by more launches",
     ]
     for run in DECODE:
         parts += [_where(journal(run)), _programs(run, columns)]

@@ -723,7 +723,9 @@ def rows_both(x: torch.Tensor) -> Four:
 
 
 def rows_both_summed(x: torch.Tensor) -> Five:
-    """`rows_both`, and the sums of columns that `both_summed` has, of the same two reads."""
+    """`rows_both`, and the sums of columns as `both_summed` has them, of the same two reads. They are added in an
+    order of their own here too: both agree as sums in fp32 do, and not to the last bit.
+    """
     five: Five = _fp8_quant_rows_both_summed(x)
     return five
 

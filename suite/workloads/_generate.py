@@ -71,6 +71,19 @@ class PartsGenerates:
         found += [self.engine.decode(x, self.rows).logits.clone() for x in following.unbind(1)]
         return torch.stack(found, 1)
 
+    def steps(self, prompt: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """A decode step after prompts (B, S) are read: each call has the tokens (B,) of the one before. Where no
+        more fit, the last place is written again.
+        """
+        token = self.engine.prefill(prompt, self.rows).token
+
+        def step() -> torch.Tensor:
+            nonlocal token
+            token = self.engine.decode(token, self.rows).token.clone()
+            return token
+
+        return step
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights as the engine holds them."""

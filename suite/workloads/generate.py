@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -406,6 +407,19 @@ class Run:
         )
 
 
+def step(case: Case, system: Generates, session: Session) -> Callable[[], Any]:
+    """Decode steps of one system, unchecked. Raises NotImplementedError where it has none of its own."""
+    import torch
+
+    if not isinstance(system, PartsGenerates):
+        raise NotImplementedError("what is not made of parts generates whole answers: it has no decode step")
+    chosen, B, S, N = read(case), *(case.axes[x] for x in ("B", "S", "N"))
+    device = session.device.torch_device
+    system.load(chosen, B, S, N, case.dtype, inference.initial(chosen, case.dtype, session.seed, device))
+    chance = generator(session.seed, device)
+    return system.steps(torch.randint(0, chosen.configuration.vocabulary, (B, S), generator=chance, device=device))
+
+
 def assemble(case: Case, assembly: Assembly) -> PartsGenerates:
     """Our engine on a system's parts."""
     return PartsGenerates(assembly, int(case.options["page"]), str(case.options["products"]))
@@ -430,6 +444,7 @@ WORKLOAD = Inference(
     prepare=prepare,
     measure=measure,
     assemble=assemble,
+    step=step,
     definition=(
         inference.answer,
         inference.deviation,

@@ -133,8 +133,8 @@ class Engine:
 
         if self.device.type != "cuda":
             return pages
-        each = self.page * FAMILIES[self.chosen.model.name].bytes(self.chosen, self.dtype, [0])
-        fit = min(pages, int(CACHE_SHARE * torch.cuda.mem_get_info(self.device)[0] / each))
+        free = torch.cuda.mem_get_info(self.device)[0]
+        fit = fitting(pages, self.chosen, self.dtype, self.page, free)
         if fit < self.across:
             raise MemoryError(f"a sequence of {self.longest} tokens takes {self.across} pages; {fit} are left")
         return fit
@@ -484,6 +484,11 @@ class Pages:
         return now.parts["cached"](q=q, **where).transpose(1, 2)
 
     @staticmethod
+    def page_bytes(chosen: Chosen, dtype: str, page: int) -> int:
+        """What a page of so many tokens takes in all layers."""
+        return page * Pages.bytes(chosen, dtype, [0])
+
+    @staticmethod
     def bytes(chosen: Chosen, dtype: str, lengths: Sequence[int]) -> int:
         """What a decode step must move of the cache of sequences that are so long: all read, one token written."""
         c = chosen.configuration
@@ -558,6 +563,11 @@ class States:
         return y[:, None]
 
     @staticmethod
+    def page_bytes(chosen: Chosen, dtype: str, page: int) -> int:
+        """Nothing: a state is as large however many tokens are behind it, and each row has its own."""
+        return 0
+
+    @staticmethod
     def bytes(chosen: Chosen, dtype: str, lengths: Sequence[int]) -> int:
         """What a decode step must move of the states of so many sequences: read and written."""
         c = chosen.configuration
@@ -573,6 +583,12 @@ FAMILIES: dict[str, type[Pages] | type[States]] = {
     "mamba2": States,
 }
 """What each family keeps of a sequence. BERT sees what comes after a token, and generates nothing."""
+
+
+def fitting(pages: int, chosen: Chosen, dtype: str, page: int, free: int) -> int:
+    """So many pages of `page` tokens, or as many as the cache's share of `free` bytes holds."""
+    each = FAMILIES[chosen.model.name].page_bytes(chosen, dtype, page)
+    return min(pages, int(CACHE_SHARE * free / each)) if each else pages
 
 
 def step_bytes(chosen: Chosen, dtype: str, lengths: Sequence[int]) -> int:

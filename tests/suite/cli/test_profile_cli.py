@@ -23,6 +23,7 @@ def call(capsys, tmp_path, monkeypatch):
     cases = (
         catalog.operator("layer_norm").case({"B": 2, "S": 4, "D": 32}, "fp32", "forward"),
         catalog.definition("train").case({"B": 1, "S": 16}, "fp32", "program", model="llama-tiny", state="plain"),
+        catalog.definition("generate").case({"B": 1, "S": 5, "N": 3}, "fp32", "program", model="llama-tiny"),
     )
     plan = Plan("mine", cases, 1, ("cold",), Sampling(), 60.0)
     request = plan.request(plan.cells(catalog, "cpu"))
@@ -66,13 +67,23 @@ def test_a_step_of_a_model(call):
     assert sum(x["share"] for x in found["kernels"]) <= 1.001
 
 
+def test_decode_steps(call):
+    """More of them than tokens have room."""
+    code, out, _ = call("profile", "generate/B1-S5-N3-llama-tiny-fp32/torch", "--steps", "4", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["steps"] == 4
+    products = [x for x in found["kernels"] if x["kind"] == "product"]
+    assert products
+
+
 def test_what_cannot_be_profiled_is_said(call):
     code, _, err = call("profile", "layer_norm/B2-S4-D32-fp32-forward/torhc")
     assert code == 2
     assert "Did you mean" in err
     code, _, err = call("profile", "kernelmark")
     assert code == 2
-    assert "names 2 rows" in err
+    assert "names 3 rows" in err
     code, _, err = call("profile", "layer_norm/B2-S4-D32-fp32-forward/kernelmark")
     assert code == 2
     assert "needs a cuda device" in err

@@ -11,7 +11,7 @@ from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen
 from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import _inference as inference
-from kernelmark.suite.workloads._serving.engine import Engine, Next, step_bytes
+from kernelmark.suite.workloads._serving.engine import Engine, Next, fitting, step_bytes
 from kernelmark.suite.workloads._serving.protocol import Refused, Wanted
 from kernelmark.suite.workloads._serving.scheduler import Scheduler, Sequence
 
@@ -102,6 +102,14 @@ def test_pages_are_given_and_taken_back(catalog: Catalog) -> None:
     e.release(row)
     assert len(e.free) == 4
     assert e.cache_bytes == 2 * 2 * 5 * 16 * 2 * 16 * 4  # keys and values, layers, pages, page, heads, head, bytes
+
+
+def test_as_many_pages_as_memory_has_room_for(catalog: Catalog) -> None:
+    """A page of 64 tokens takes 8 MiB of Llama 3.1 8B, and nothing of Mamba-2, whose states have rows."""
+    free = 10 * 8 * 2**20
+    assert fitting(17, chosen(catalog.models, "llama-3.1-8b"), "bf16", 64, free) == 8
+    assert fitting(5, chosen(catalog.models, "llama-3.1-8b"), "bf16", 64, free) == 5
+    assert fitting(17, chosen(catalog.models, "mamba2-1.3b"), "bf16", 64, free) == 17
 
 
 def test_rows_are_copied_when_they_change_only(catalog: Catalog) -> None:
