@@ -46,9 +46,9 @@ def _beside(part: Callable[..., Any], name: str, whole: Callable[..., Any] | Non
     return call
 
 
-class RowKernels(NamedTuple):
-    """Products of one row, with a residual added (`row_added`), of its norm (`row_normed`), and of that the
-    queries, keys and values, turned and written (`row_turned`), of heads that are as long as `turns` allows, on
+class FewRowKernels(NamedTuple):
+    """Products of few rows, with a residual added (`rows_added`), of their norm (`rows_normed`), and of that the
+    queries, keys and values, turned and written (`rows_turned`), of heads that are as long as `turns` allows, on
     devices that `here` allows.
     """
 
@@ -59,12 +59,16 @@ class RowKernels(NamedTuple):
     here: Callable[[Any], bool]
 
 
-def one_row(catalog: Stock) -> RowKernels | None:
-    """Our products of one row with what is beside them; None in a commit from before that."""
+def few_rows(catalog: Stock) -> FewRowKernels | None:
+    """Our products of few rows with what is beside them; None in a commit from before that, of which a few had
+    them for one row alone: its decode steps have nine launches a layer.
+    """
     kernels = _kernels(catalog, "matmul")
-    if not hasattr(kernels, "rows_here"):
+    if not hasattr(kernels, "rows_added"):
         return None
-    return RowKernels(kernels.row_added, kernels.row_normed, kernels.row_turned, kernels.turns, kernels.rows_here)
+    return FewRowKernels(
+        kernels.rows_added, kernels.rows_normed, kernels.rows_turned, kernels.turns, kernels.rows_here
+    )
 
 
 QUANTIZED = {"summed": "both_summed", "turned": "rows_both", "turned_summed": "rows_both_summed"}

@@ -9,8 +9,10 @@ read: a program has several steps of K on their way.
 The matrix units' products of 16 numbers of K wait each for the one before, about 28 ns on an H200, so that one
 warp reads no faster than that. Where programs are few, each has several warps, which share a step of K between
 them (a product of three dimensions, a slice of K each) and add up at the end, in one order. One row is multiplied
-outside of the matrix units, and may be the RMS norm of a row, computed where it is read, and have a row added to
-its product: launches of a few numbers take as long as those of a weight.
+outside of the matrix units.
+
+Launches of a few numbers take as long as those of a weight, so that a product may have rows added to it and leave
+what the RMS norm behind it needs, and another may multiply that norm: sums of squares go from one to the other.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ MOST = 16
 """Rows of x at the most."""
 OF_ONE = 8
 """Rows of the weight of a program that multiplies one row."""
+OF_FEW = 16
+"""Rows of the weight, or twice as many, of a program that multiplies more rows: what matrix units take."""
 KIB = 1024
 FLYING = 96 * KIB
 """Bytes of the weight that a multiprocessor has on their way: 56 to 112 KiB were fastest on an H200."""
@@ -51,8 +55,8 @@ ONCE = 16
 class Tile:
     """Rows of the weight and of x in a program's tile, the K of a step, the slices that it is multiplied in, and
     the steps under way at a time. `gated`: of the rows N further down, too. `even`: K is a multiple of the step.
-    `normed`: x is to be normalized, by so many sums of its squares; 0: it is taken as it is. `added`: a row is
-    added.
+    `normed`: products are over the root of the mean of so many sums of squares; 0: they are what they are.
+    `added`: rows are added, and what a norm needs is left, sums of so many squares each among it; 0: nothing is.
     """
 
     columns: int
@@ -64,7 +68,7 @@ class Tile:
     bias: bool
     even: bool
     normed: int = 0
-    added: bool = False
+    added: int = 0
 
 
 @triton.jit
@@ -79,24 +83,17 @@ def _added(acc, y, z, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]  # Tr
     return acc
 
 
-@triton.jit(do_not_specialize=["M"])
-def _kernel(x, weight, out, bias, beside, M, N, K, x_lead, weight_lead, eps, c: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """out (M, N) = x (M, K) · weight (N, K)ᵀ, or gated silu(x · weight[:N]ᵀ) · (x · weight[N:]ᵀ).
-
-    Beside one row: its norm's weight (K,), sums of its squares; a row (N,) that is added, and where the sum of
-    this program's squares of the result goes.
+@triton.jit
+def of_weight(x, weight, held, other, M, K, x_lead, weight_lead, c: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """weight[held] (COLUMNS, K) · x (M, K)ᵀ in fp32, (COLUMNS, ROWS), and the same of what lies `other` numbers
+    further where it is gated.
     """
-    gain, squares, residual, own = beside
     COLUMNS: tl.constexpr = c.columns
     ROWS: tl.constexpr = c.rows
     STEP: tl.constexpr = c.step
     SLICES: tl.constexpr = c.slices
     DEPTH: tl.constexpr = STEP // SLICES
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
-    # Beyond the last one, that one is read again and not written.
-    held = tl.minimum(column, N - 1).to(tl.int64)
-    other = tl.cast(N, tl.int64) * weight_lead
     if ROWS == 1:
         y_depth = tl.arange(0, STEP)[None, :]
         z_depth = y_depth
@@ -116,10 +113,6 @@ def _kernel(x, weight, out, bias, beside, M, N, K, x_lead, weight_lead, eps, c: 
         left = K - k * STEP
         if ROWS == 1:
             z = tl.load(x_at) if c.even else tl.load(x_at, z_depth < left, 0.0)
-            if c.normed:
-                by = gain + k * STEP + z_depth
-                by = tl.load(by) if c.even else tl.load(by, z_depth < left, 0.0)
-                z = z.to(tl.float32) * by.to(tl.float32)
         else:
             z = tl.load(x_at, there if c.even else there & (z_depth < left), 0.0)
         y = tl.load(weight_at) if c.even else tl.load(weight_at, y_depth < left, 0.0)
@@ -135,25 +128,62 @@ def _kernel(x, weight, out, bias, beside, M, N, K, x_lead, weight_lead, eps, c: 
     else:
         acc = tl.sum(acc, 0)
         up = tl.sum(up, 0)
+    return acc, up
+
+
+@triton.jit
+def reciprocal_root(squares, M, K, eps, ROWS: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """1 / √(Σ h² / K + ε) of each row, (1, ROWS), by PARTS sums of its squares each, squares (M, PARTS)."""
+    WHOLE: tl.constexpr = triton.next_power_of_2(PARTS)
+    AT_ONCE: tl.constexpr = WHOLE if WHOLE * ROWS <= 1024 else 1024 // ROWS
+    row = tl.arange(0, ROWS)[:, None]
+    part = tl.arange(0, AT_ONCE)[None, :]
+    total = tl.zeros([ROWS, AT_ONCE], tl.float32)
+    for first in tl.static_range(0, PARTS, AT_ONCE):
+        at = squares + row * PARTS + first + part
+        total += tl.load(at, (row < M) & (first + part < PARTS), 0.0)
+    return (1.0 / tl.sqrt(tl.sum(total, 1) / K + eps))[None, :]
+
+
+@triton.jit(do_not_specialize=["M"])
+def _kernel(x, weight, out, bias, beside, M, N, K, x_lead, weight_lead, eps, c: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """out (M, N) = x (M, K) · weight (N, K)ᵀ, or gated silu(x · weight[:N]ᵀ) · (x · weight[N:]ᵀ).
+
+    Beside them: the sums of squares (M, normed) of what x is without its norm's weight, so that the norm is
+    multiplied; rows (M, N) that are added, the weight (N,) of the norm behind, the sum times that, and its sums of
+    squares.
+    """
+    squares, residual, gain, scaled, own = beside
+    COLUMNS: tl.constexpr = c.columns
+    ROWS: tl.constexpr = c.rows
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.arange(0, ROWS)
+    # Beyond the last one, that one is read again and not written.
+    held = tl.minimum(column, N - 1).to(tl.int64)
+    other = tl.cast(N, tl.int64) * weight_lead
+    acc, up = of_weight(x, weight, held, other, M, K, x_lead, weight_lead, c)
     if c.normed:
-        # y = x / √(Σ x² / K + ε) · w, and y · weightᵀ: the root is the same for all of K.
-        part = tl.arange(0, triton.next_power_of_2(c.normed))
-        total = tl.sum(tl.load(squares + part, part < c.normed, 0.0), 0)
-        rstd = 1.0 / tl.sqrt(total / K + eps)
-        acc = acc * rstd
-        up = up * rstd
+        # y = h / √(Σ h² / K + ε) · w and y · weightᵀ, x being h · w: the root is the same for all of K.
+        root = reciprocal_root(squares, M, K, eps, ROWS, c.normed)
+        acc = acc * root
+        up = up * root
     if c.bias:
         acc += tl.load(bias + held).to(tl.float32)[:, None]
     if c.gated:
         acc = acc * sigmoid(acc) * up
+    at = row[None, :].to(tl.int64) * N + column[:, None]
+    there = (row < M)[None, :] & (column < N)[:, None]
     if c.added:
+        PART: tl.constexpr = c.added
         # h = x · weightᵀ, rounded as it is by itself, + residual. Squares are of what is returned.
-        acc = acc.to(out.dtype.element_ty).to(tl.float32) + tl.load(residual + held).to(tl.float32)[:, None]
+        acc = acc.to(out.dtype.element_ty).to(tl.float32) + tl.load(residual + at, there, 0.0).to(tl.float32)
         acc = acc.to(out.dtype.element_ty).to(tl.float32)
-        there = (column < N)[:, None]
-        tl.store(own + tl.program_id(0), tl.sum(tl.sum(tl.where(there, acc * acc, 0.0), 1), 0))
-    at = out + row[None, :].to(tl.int64) * N + column[:, None]
-    tl.store(at, acc.to(out.dtype.element_ty), (row < M)[None, :] & (column < N)[:, None])
+        tl.store(scaled + at, (acc * tl.load(gain + held).to(tl.float32)[:, None]).to(out.dtype.element_ty), there)
+        parts = tl.cdiv(N, PART)
+        part = tl.program_id(0) * (COLUMNS // PART) + tl.arange(0, COLUMNS // PART)
+        squared = tl.sum(tl.reshape(tl.where(there, acc * acc, 0.0), [COLUMNS // PART, PART, ROWS]), 1)
+        tl.store(own + row[None, :] * parts + part[:, None], squared, (row < M)[None, :] & (part < parts)[:, None])
+    tl.store(out + at, acc.to(out.dtype.element_ty), there)
 
 
 def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -169,21 +199,35 @@ def here(device: torch.device) -> bool:
     return INTERPRETED or capability(device) >= (8, 0)
 
 
-def check_row(name: str, x: torch.Tensor, b: torch.Tensor) -> None:
-    """Raises what products of one row say of it, x (1, K), and of b (K, N)."""
+def _part(M: int) -> int:
+    """How many squares of one of M rows are in one sum."""
+    return OF_ONE if M == 1 else OF_FEW
+
+
+def parts(M: int, N: int) -> int:
+    """Sums of squares that are left of each of M rows (M, N)."""
+    return cdiv(N, _part(M))
+
+
+def check_rows(name: str, x: torch.Tensor, b: torch.Tensor) -> None:
+    """Raises what such products with something beside them say of x (M, K) and of b (K, N)."""
     check(name, x, dim=2, dtypes=FLOATING[:2])
     check("b", b, dim=2, like=x, dtypes=(x.dtype,))
-    check(name, x, shape=(1, b.shape[0]))
+    check(name, x, shape=(x.shape[0], b.shape[0]))
+    if not 1 <= x.shape[0] <= MOST:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}, expected 1 to {MOST} rows")
     if not here(x.device):
-        raise NotImplementedError("products of one row need an NVIDIA GPU of compute capability 8.0 or more")
+        raise NotImplementedError(
+            "products of few rows with a norm need an NVIDIA GPU of compute capability 8.0 or more"
+        )
     if b.stride(0) != 1:
         raise ValueError(f"b has strides {b.stride()}, expected the transpose of rows that are dense")
 
 
-def check_norm(squares: torch.Tensor, weight: torch.Tensor, h: torch.Tensor) -> None:
-    """The same of what a row's norm is computed by."""
-    check("squares", squares, dim=1, like=h, dtypes=(torch.float32,))
-    check("weight", weight, shape=h.shape[1:], like=h, dtypes=(h.dtype,))
+def check_squares(squares: torch.Tensor, y: torch.Tensor) -> None:
+    """The same of sums of squares (M, any number) of rows like y (M, K)."""
+    check("squares", squares, dim=2, like=y, dtypes=(torch.float32,))
+    check("squares", squares, shape=(y.shape[0], max(1, squares.shape[1])))
 
 
 def room(device: torch.device) -> int:
@@ -204,12 +248,12 @@ def tile(M: int, N: int, K: int, gated: bool, bias: bool, processors: int, room:
         step, warps = (512, 4) if many else (128 if gated else 256, 2)
         return Tile(OF_ONE, 1, step, 1, 6, gated, bias, K % step == 0), warps
     rows = 8 if M <= 8 else MOST
-    each = cdiv(cdiv(N, 16), processors)
+    each = cdiv(cdiv(N, OF_FEW), processors)
     # x comes from L2 again for each tile: that should not be more than half of what the weight is. Numbers of rows
     # that cannot be loaded by 16 bytes take registers: of them a tile has few.
     fine = K % 8 == 0
     wide = not gated and fine and each > (ONCE if rows == 8 else 1)
-    columns = 32 if wide else 16
+    columns = 2 * OF_FEW if wide else OF_FEW
     each = cdiv(cdiv(N, columns), processors)
     lines = columns * (2 if gated else 1)
     if each > ONCE or (wide and rows == 8):
@@ -227,6 +271,13 @@ def tile(M: int, N: int, K: int, gated: bool, bias: bool, processors: int, room:
     return Tile(columns, rows, step, slices, flying + 1, gated, bias, K % step == 0), slices
 
 
+def interpreted(chosen: Tile, K: int) -> Tile:
+    """With small steps where kernels are interpreted, so that there are several."""
+    return (
+        replace(chosen, step=32, slices=1 if chosen.rows == 1 else 2, even=K % 32 == 0) if INTERPRETED else chosen
+    )
+
+
 def _flying(each: int, lines: int, rows: int, step: int, room: int) -> int:
     """Steps on their way, of `each` programs that read so many lines of the weight."""
     wanted = cdiv(FLYING, each * lines * step * 2)
@@ -242,7 +293,7 @@ def multiply(
         planned(x, weight, out, gated, bias)(x.device, x, weight, out, out if bias is None else bias, ALONE)
 
 
-ALONE = (None, None, None, None)
+ALONE = (None, None, None, None, None)
 """What `planned` is called with where nothing is beside a product."""
 
 
@@ -257,12 +308,10 @@ def planned(
     added: bool = False,
 ) -> Launch:
     """`multiply` of all tensors that are alike, x being `lined`: called with x, weight, out, a bias or out, and
-    what is beside them (see `_kernel`; of one row alone), else `ALONE`.
+    what is beside them (see `_kernel`), else `ALONE`.
     """
     (M, K), N = x.shape, out.shape[1]
     chosen, warps = tile(M, N, K, gated, bias is not None, multiprocessors(x), room(x.device))
-    if INTERPRETED:  # small steps, so that there are several
-        chosen = replace(chosen, step=32, slices=1 if M == 1 else 2, even=K % 32 == 0)
-    chosen = replace(chosen, normed=normed, added=added)
+    chosen = replace(interpreted(chosen, K), normed=normed, added=_part(M) if added else 0)
     grid = (cdiv(N, chosen.columns),)
     return Launch(_kernel, grid, M, N, K, x.stride(0), weight.stride(0), eps, c=chosen, num_warps=warps)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 
-from .._common import FLOATING, capability, cdiv, check, lined, multiprocessors, operator
+from .._common import FLOATING, capability, check, lined, multiprocessors, operator
 from .._launch import prepared, room
 from . import _few_rows as few_rows
 from . import _matmul as portable
 from ._dispatch import SIXTEEN, Choice, choose, filled
-from ._row_turned import row_turned, turns
+from ._rows_turned import rows_turned, turns
 from ._schedules import CHUNK
 
-__all__ = ["matmul", "matmul_add", "row_added", "row_normed", "row_turned", "rows_here", "turns"]
+Three: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+__all__ = ["matmul", "matmul_add", "rows_added", "rows_here", "rows_normed", "rows_turned", "turns"]
 
 
 def matmul(
@@ -205,107 +208,102 @@ _matmul_add = operator("matmul_add(Tensor(a!) out, Tensor a, Tensor b) -> ()", _
 
 
 def rows_here(device: torch.device) -> bool:
-    """Whether a device has `row_added`, `row_normed` and `row_turned`: NVIDIA's from Ampere on."""
+    """Whether a device has `rows_added`, `rows_normed` and `rows_turned`: NVIDIA's from Ampere on."""
     return few_rows.here(device)
 
 
-def row_added(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(h, squares): h (1, N) = residual + the row a (1, K) times b (K, N), which is rounded before it is added, as
-    by itself; squares (⌈N / 8⌉,) in fp32 have the sum of h² among them. What a step of decoding has between a
-    product and the RMS norm behind it, which `row_normed` computes.
+def rows_added(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Three:
+    """(h, y, squares) of up to 16 rows: h (M, N) = residual + a (M, K) times b (K, N), which is rounded before it
+    is added, as by itself; y = h · weight (N,), rounded; squares (M, parts) in fp32 have the sum of a row's h²
+    among them. What a step of decoding has between a product and the RMS norm behind it, which `rows_normed`
+    multiplies.
 
-    In bf16 or fp16, b the transpose of rows that are dense. Not differentiable. Raises TypeError for a wrong type
-    or dtype, ValueError for a wrong shape, layout or device; the message names the argument. NotImplementedError
-    where `rows_here` says no.
+    In bf16 or fp16, b the transpose of rows that are dense. y is not normalized: in fp16 it is infinite where h ·
+    weight is too large. Not differentiable. Raises TypeError for a wrong type or dtype, ValueError for a wrong
+    shape, layout or device; the message names the argument. NotImplementedError where `rows_here` says no.
     """
-    found: tuple[torch.Tensor, torch.Tensor] = _row_added(a, b, residual)
+    found: Three = _rows_added(a, b, residual, weight)
     return found
 
 
-def row_normed(
-    h: torch.Tensor,
-    squares: torch.Tensor,
-    weight: torch.Tensor,
-    b: torch.Tensor,
-    eps: float = 1e-6,
-    gated: bool = False,
+def rows_normed(
+    y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, eps: float = 1e-6, gated: bool = False
 ) -> torch.Tensor:
-    """(1, N): h / √(mean(h²) + eps) · weight, never rounded, times b (K, N); `gated` as in `matmul`.
+    """(M, N): y / √(mean(h²) + eps), never rounded, times b (K, N); `gated` as in `matmul`.
 
-    h (1, K) and weight (K,) of b's dtype; squares as `row_added` gives them: any numbers whose sum is that of h².
-    As `row_added` otherwise.
+    y (M, K) of b's dtype is h · weight; squares (M, parts) are any numbers whose sum is that of a row's h², as
+    `rows_added` gives both. As `rows_added` otherwise.
     """
-    found: torch.Tensor = _row_normed(h, squares, weight, b, eps, gated)
+    found: torch.Tensor = _rows_normed(y, squares, b, eps, gated)
     return found
 
 
-def _check_row_added(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> None:
-    few_rows.check_row("a", a, b)
-    check("residual", residual, shape=(1, b.shape[1]), like=a, dtypes=(a.dtype,))
+def _check_rows_added(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> None:
+    few_rows.check_rows("a", a, b)
+    check("residual", residual, shape=(len(a), b.shape[1]), like=a, dtypes=(a.dtype,))
+    check("weight", weight, shape=b.shape[1:], like=a, dtypes=(a.dtype,))
 
 
-def _check_row_normed(
-    h: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, b: torch.Tensor, eps: float, gated: bool
-) -> None:
-    few_rows.check_row("h", h, b)
-    few_rows.check_norm(squares, weight, h)
+def _check_rows_normed(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, eps: float, gated: bool) -> None:
+    few_rows.check_rows("y", y, b)
+    few_rows.check_squares(squares, y)
     if gated and b.shape[1] % 2:
         raise ValueError(f"b has shape {tuple(b.shape)}, expected an even number of columns: gate and factor")
 
 
-def _squares(h: torch.Tensor) -> torch.Tensor:
-    """The sums of squares of a row (1, N), eight numbers each."""
-    padded = torch.nn.functional.pad(h.float().square(), (0, -h.shape[1] % few_rows.OF_ONE))
-    return padded.view(-1, few_rows.OF_ONE).sum(1)
+def _of_residual(residual: torch.Tensor, weight: torch.Tensor) -> Three:
+    """`rows_added` of a product with nothing."""
+    squares = residual.new_zeros(len(residual), few_rows.parts(*residual.shape), dtype=torch.float32)
+    squares[:, :1] = residual.float().square().sum(1, keepdim=True)
+    return residual.clone(), residual * weight, squares
 
 
-def _prepare_row_added(
-    a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor
-) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    device, N = a.device, b.shape[1]
-    of_h, of_squares = room((1, N), a.dtype, device), room((cdiv(N, few_rows.OF_ONE),), torch.float32, device)
+def _prepare_rows_added(
+    a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+) -> Callable[..., Three]:
+    device, (M, N) = a.device, residual.shape
     if a.numel() == 0 or N == 0:
-        return lambda a, b, residual: (residual.clone(), _squares(residual))
+        return lambda a, b, residual, weight: _of_residual(residual, weight)
+    of_h, of_squares = room((M, N), a.dtype, device), room((M, few_rows.parts(M, N)), torch.float32, device)
     launch = few_rows.planned(lined(a), b.t(), of_h(), added=True)
 
-    def run(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h, squares = of_h(), of_squares()
-        launch(device, lined(a), b.t(), h, h, (None, None, lined(residual), squares))
-        return h, squares
+    def run(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Three:
+        h, y, squares = of_h(), of_h(), of_squares()
+        launch(device, lined(a), b.t(), h, h, (None, residual.contiguous(), weight.contiguous(), y, squares))
+        return h, y, squares
 
     return run
 
 
-def _prepare_row_normed(
-    h: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, b: torch.Tensor, eps: float, gated: bool
+def _prepare_rows_normed(
+    y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, eps: float, gated: bool
 ) -> Callable[..., torch.Tensor]:
-    device, made = h.device, room((1, b.shape[1] // (2 if gated else 1)), h.dtype, h.device)
-    if h.numel() == 0 or b.shape[1] == 0:
-        return lambda h, *_: made().zero_()
-    launch = few_rows.planned(lined(h), b.t(), made(), gated, normed=len(squares), eps=float(eps))
+    device, made = y.device, room((len(y), b.shape[1] // (2 if gated else 1)), y.dtype, y.device)
+    if y.numel() == 0 or b.shape[1] == 0:
+        return lambda y, *_: made().zero_()
+    launch = few_rows.planned(lined(y), b.t(), made(), gated, normed=squares.shape[1], eps=float(eps))
 
-    def run(
-        h: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, b: torch.Tensor, eps: float, gated: bool
-    ) -> torch.Tensor:
+    def run(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, eps: float, gated: bool) -> torch.Tensor:
         out = made()
-        launch(device, lined(h), b.t(), out, out, (weight.contiguous(), squares.contiguous(), None, None))
+        launch(device, lined(y), b.t(), out, out, (squares.contiguous(), None, None, None, None))
         return out
 
     return run
 
 
-_row_added = operator(
-    "matmul_row_added(Tensor a, Tensor b, Tensor residual) -> (Tensor, Tensor)",
-    prepared(_prepare_row_added, _check_row_added),
-    lambda a, b, residual: (
-        torch.empty_like(residual),
-        a.new_empty(cdiv(b.shape[1], few_rows.OF_ONE), dtype=torch.float32),
+_rows_added = operator(
+    "matmul_rows_added(Tensor a, Tensor b, Tensor residual, Tensor weight) -> (Tensor, Tensor, Tensor)",
+    prepared(_prepare_rows_added, _check_rows_added),
+    lambda a, b, residual, weight: (
+        a.new_empty(residual.shape),
+        a.new_empty(residual.shape),
+        a.new_empty(len(a), few_rows.parts(len(a), b.shape[1]), dtype=torch.float32),
     ),
-    check=_check_row_added,
+    check=_check_rows_added,
 )
-_row_normed = operator(
-    "matmul_row_normed(Tensor h, Tensor squares, Tensor weight, Tensor b, float eps, bool gated) -> Tensor",
-    prepared(_prepare_row_normed, _check_row_normed),
-    lambda h, squares, weight, b, eps, gated: h.new_empty(1, b.shape[1] // (2 if gated else 1)),
-    check=_check_row_normed,
+_rows_normed = operator(
+    "matmul_rows_normed(Tensor y, Tensor squares, Tensor b, float eps, bool gated) -> Tensor",
+    prepared(_prepare_rows_normed, _check_rows_normed),
+    lambda y, squares, b, eps, gated: y.new_empty(len(y), b.shape[1] // (2 if gated else 1)),
+    check=_check_rows_normed,
 )

@@ -138,17 +138,20 @@ def beside_norms(kernels: Any, given: Mapping[str, Any]) -> None:
 
 
 def beside_products(kernels: Any, given: Mapping[str, Any]) -> None:
-    """Of one row, with what a step of decoding has around it."""
+    """Of few rows, with what a step of decoding has around it."""
     a, b = given["a"], given["b"]
-    if len(a) > 1 or not kernels.rows_here(a.device):
+    if len(a) > 16 or not kernels.rows_here(a.device):
         return
-    squares = torch.ones(512)
-    kernels.row_added(a, b, a.new_zeros(1, b.shape[1]))
-    for gated in (False, True):
-        kernels.row_normed(a, squares, a[0], b, 1e-5, gated)
+    M = len(a)
+    squares = torch.ones(M, 512)
+    kernels.rows_added(a, b, a.new_zeros(M, b.shape[1]), a.new_zeros(b.shape[1]))
+    for gated in (False, True)[: 2 - b.shape[1] % 2]:
+        kernels.rows_normed(a, squares, b, 1e-5, gated)
+    if b.shape[1] % 128 or b.shape[1] <= 4 * 128:  # heads of 128, of which two are keys' and two values'
+        return
     cache, turns = a.new_zeros(2, 64, 2, 128), a.new_zeros(64, 64)
-    where = torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    kernels.row_turned(a, squares, a[0], b, turns, turns, cache, cache.clone(), *where)
+    where = torch.zeros(M, 2, dtype=torch.int32), torch.ones(M, dtype=torch.int32)
+    kernels.rows_turned(a, squares, b, turns, turns, cache, cache.clone(), *where)
 
 
 BESIDE: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {

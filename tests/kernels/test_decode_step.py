@@ -10,6 +10,7 @@ from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen
 from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import _inference as inference
+from kernelmark.suite.workloads._serving import few_rows
 from kernelmark.suite.workloads._serving.engine import Engine
 
 CPU = torch.device("cpu")
@@ -34,12 +35,12 @@ class AsOnGpu(Assembly):
 counts = collections.Counter()
 
 
-def engine(found, catalog, parts, dtype="fp16", **fields):
+def engine(found, catalog, parts, dtype="fp16", sequences=2, **fields):
     """Of a small vocabulary: the interpreter takes its time."""
     small = dataclasses.replace(found.configuration, vocabulary=48)
     found = dataclasses.replace(found, configuration=small)
     assembly = AsOnGpu(System("kernelmark", base="kernelmark", parts=parts, **fields), catalog)
-    return found, Engine(assembly, found, dtype, inference.initial(found, dtype, 3, CPU), 2, 16, 16)
+    return found, Engine(assembly, found, dtype, inference.initial(found, dtype, 3, CPU), sequences, 16, 16)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +99,11 @@ FUSED = {**APART, "added": 4, "normed": 3, "turned": 1, "rope_cache_write": 1}
         ({}, {"matmul": "torch"}, {**APART, "matmul": 0, "add_rms_norm": 4, "added": 0}),
     ],
 )
-def test_what_a_step_of_one_sequence_calls(monkeypatch, changes, parts, wanted):
-    """What a system exchanges is called by itself."""
-    own = fused_blocks.one_row(Catalog.default())
+@pytest.mark.parametrize("B", [1, 2])
+def test_what_a_step_of_few_sequences_calls(monkeypatch, changes, parts, wanted, B):
+    """What a system exchanges is called by itself. In fp16, which the interpreter rounds as it should be."""
+    own = fused_blocks.few_rows(Catalog.default())
+    monkeypatch.setattr(few_rows, "DTYPES", ("fp16",))
 
     def counting(name):
         def call(*given, **named):
@@ -109,19 +112,50 @@ def test_what_a_step_of_one_sequence_calls(monkeypatch, changes, parts, wanted):
 
         return call
 
-    counted = fused_blocks.RowKernels(*map(counting, own._fields))
-    monkeypatch.setattr(fused_blocks, "one_row", lambda _: counted)
+    counted = fused_blocks.FewRowKernels(*map(counting, own._fields))
+    monkeypatch.setattr(fused_blocks, "few_rows", lambda _: counted)
     catalog = Catalog.default()
     found = chosen(catalog.models, "llama-tiny").first(2)
     found = dataclasses.replace(found, configuration=dataclasses.replace(found.configuration, **changes))
     found, e = engine(found, catalog, parts)
-    tokens = torch.randint(0, 48, (1, 7), generator=torch.Generator().manual_seed(1))
-    row = e.hold(16)
-    given = [e.prefill(tokens[:, :5], [row])]
+    tokens = torch.randint(0, 48, (B, 7), generator=torch.Generator().manual_seed(1))
+    rows = [e.hold(16) for _ in range(B)]
+    given = [e.prefill(tokens[:, :5], rows)]
     counts.clear()
-    given.append(e.decode(tokens[:, 5], [row]))
+    given.append(e.decode(tokens[:, 5], rows))
     assert {x: counts[x] for x in wanted} == wanted
-    given.append(e.decode(tokens[:, 6], [row]))
+    given.append(e.decode(tokens[:, 6], rows))
     logits = torch.stack([x.logits for x in given], 1)
     answer = inference.answer(found, "fp16", 3, tokens, range(4, 7), catalog)
     assert inference.deviation("llama", logits, answer, "fp16") < 5e-3
+
+
+def test_which_dtypes_are_decoded_so():
+    """In fp16 what is not normalized may be too large."""
+    catalog = Catalog.default()
+    found = chosen(catalog.models, "llama-tiny").first(1)
+    assert {x: engine(found, catalog, {}, x)[1].few is not None for x in ("bf16", "fp16", "fp32")} == {
+        "bf16": True,
+        "fp16": False,
+        "fp32": False,
+    }
+
+
+@pytest.mark.parametrize(("B", "size", "fused"), [(1, 1, True), (3, 4, True), (9, 16, True), (17, 17, False)])
+def test_sequences_of_their_own_lengths(monkeypatch, B, size, fused):
+    """Filled up with the row that is nobody's; more than few are as ever."""
+    monkeypatch.setattr(few_rows, "DTYPES", ("fp16",))
+    catalog = Catalog.default()
+    found, e = engine(chosen(catalog.models, "llama-tiny").first(2), catalog, {}, sequences=17)
+    tokens = torch.randint(0, 48, (B, 8), generator=torch.Generator().manual_seed(1))
+    rows, lengths = [e.hold(16) for _ in range(B)], [2 + i % 5 for i in range(B)]
+    for row, text, length in zip(rows, tokens, lengths, strict=True):
+        e.prefill(text[None, :length], [row])
+    last = torch.stack([text[length] for text, length in zip(tokens, lengths, strict=True)])
+    counts.clear()
+    with torch.no_grad():
+        logits = e._step(torch.cat((last, last.new_zeros(size - B))), e._at(rows, size)).logits[:B]
+    assert (counts["add_rms_norm"] == 0) == fused
+    for text, length, own in zip(tokens, lengths, logits, strict=True):
+        answer = inference.answer(found, "fp16", 3, text[None, : length + 1], [length], catalog)
+        assert inference.deviation("llama", own[None, None], answer, "fp16") < 5e-3

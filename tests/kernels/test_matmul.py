@@ -8,7 +8,7 @@ from kernelmark.kernels._launch import forget, prepared
 from kernelmark.kernels.matmul import _few_rows as few_rows
 from kernelmark.kernels.matmul import _matmul_hopper as hopper
 from kernelmark.kernels.matmul import matmul as module
-from kernelmark.kernels.matmul.matmul import matmul, row_added, row_normed, rows_here
+from kernelmark.kernels.matmul.matmul import matmul, rows_added, rows_here, rows_normed
 
 AXES = [{"M": 17, "N": 40, "K": 72}, {"M": 3, "N": 33, "K": 65}, {"M": 32, "N": 64, "K": 64}]
 
@@ -178,63 +178,81 @@ def test_a_call_is_prepared_once(request, monkeypatch, M, biased, on_hopper):
     assert [x.bias for x in made] == [biased] * len(made)
 
 
-def a_row(K, N, dtype, gated=False):
-    """A row of a larger matrix, a residual, a norm's weight, and a weight, twice as tall where it is gated."""
-    a, residual = torch.randn(2, 2 * K).to(dtype)[1:, K:], torch.randn(1, N).to(dtype)
+def some_rows(M, K, N, dtype, gated=False):
+    """Rows of a larger matrix, residuals, a norm's weight, and a weight, twice as tall where it is gated."""
+    a, residual = torch.randn(M + 1, 2 * K).to(dtype)[1:, K:], torch.randn(M, N).to(dtype)
     weight = torch.randn((2 if gated else 1) * N, K + 3).to(dtype)[:, 1 : K + 1] * K**-0.5
-    return a, residual, (torch.rand(K) + 0.5).to(dtype), weight.t()
+    return a, residual, (torch.rand(N) + 0.5).to(dtype), weight.t()
 
 
 CLOSE = {torch.bfloat16: {"rtol": 2**-6, "atol": 2**-6}, torch.float16: {"rtol": 2**-9, "atol": 2**-8}}
+SUMS = {"rtol": 16 * 2**-24, "atol": 0}
+"""Of 16 numbers in fp32."""
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("M", [1, 2, 7, 16])
 @pytest.mark.parametrize(("K", "N"), [(64, 40), (65, 33), (1, 1), (300, 9), (32, 8)])
-def test_a_row_is_added_and_its_squares_summed(K, N, dtype):
-    a, residual, _, b = a_row(K, N, dtype)
-    h, squares = row_added(a, b, residual)
-    assert (h.shape, h.dtype, squares.shape, squares.dtype) == ((1, N), dtype, (-(-N // 8),), torch.float32)
+def test_rows_are_added_and_squares_summed(K, N, M, dtype):
+    a, residual, gain, b = some_rows(M, K, N, dtype)
+    h, y, squares = rows_added(a, b, residual, gain)
+    assert (h.shape, y.shape, h.dtype, y.dtype) == ((M, N), (M, N), dtype, dtype)
+    assert (squares.shape, squares.dtype) == ((M, -(-N // (8 if M == 1 else 16))), torch.float32)
     torch.testing.assert_close(h.double(), a.double() @ b.double() + residual.double(), **CLOSE[dtype])
-    torch.testing.assert_close(squares.double().sum(), h.double().square().sum())
+    torch.testing.assert_close(y.double(), h.double() * gain.double(), rtol=CLOSE[dtype]["rtol"], atol=0)
+    summed = {} if M == 1 else SUMS
+    torch.testing.assert_close(squares.double().sum(1), h.double().square().sum(1), **summed)
+
+
+def test_many_columns_of_a_program(monkeypatch):
+    """Of which several sums of squares are left."""
+    monkeypatch.setattr(few_rows, "tile", lambda *_: (few_rows.Tile(64, 8, 64, 1, 3, False, False, True), 1))
+    forget()
+    a, residual, gain, b = some_rows(5, 48, 200, torch.float16)
+    h, _, squares = rows_added(a, b, residual, gain)
+    forget()
+    torch.testing.assert_close(h.double(), a.double() @ b.double() + residual.double(), **CLOSE[torch.float16])
+    parts = torch.nn.functional.pad(h.double().square(), (0, 8)).view(5, 13, 16).sum(2)
+    torch.testing.assert_close(squares.double(), parts, **SUMS)
 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize(("K", "N", "parts"), [(64, 40, 8), (65, 33, 9), (1, 1, 1), (300, 9, 38)])
-def test_a_row_is_normalized_where_it_is_multiplied(K, N, parts, dtype, gated):
-    h, _, gain, b = a_row(K, N, dtype, gated)
-    squares = torch.nn.functional.pad(h.float().square(), (0, -K % parts)).view(parts, -1).sum(1)
-    found = row_normed(h, squares, gain, b, 1e-5, gated)
+@pytest.mark.parametrize("M", [1, 3, 8, 9])
+@pytest.mark.parametrize(("K", "N", "parts"), [(64, 40, 8), (65, 33, 9), (1, 1, 1), (300, 9, 38), (300, 9, 290)])
+def test_rows_are_normalized_where_they_are_multiplied(K, N, parts, M, dtype, gated):
+    h, _, _, b = some_rows(M, K, N, dtype, gated)
+    gain = (torch.rand(K) + 0.5).to(dtype)
+    squares = torch.nn.functional.pad(h.float().square(), (0, -K % parts)).view(M, parts, -1).sum(2)
+    found = rows_normed(h * gain, squares, b, 1e-5, gated)
     want = torch.nn.functional.rms_norm(h.double(), (K,), gain.double(), 1e-5) @ b.double()
     if gated:
         want = torch.nn.functional.silu(want[:, :N]) * want[:, N:]
-    assert (found.shape, found.dtype) == ((1, N), dtype)
+    assert (found.shape, found.dtype) == ((M, N), dtype)
     torch.testing.assert_close(found.double(), want, **CLOSE[dtype])
 
 
+@pytest.mark.parametrize("M", [1, 3])
 @pytest.mark.parametrize(("K", "N"), [(0, 20), (7, 0)])
-def test_rows_of_nothing(K, N):
-    a, residual, gain, b = (
-        torch.ones(1, K).half(),
-        torch.randn(1, N).half(),
-        torch.ones(K).half(),
-        torch.ones(N, K).half(),
-    )
-    h, squares = row_added(a, b.t(), residual)
+def test_rows_of_nothing(K, N, M):
+    a, residual, b = torch.ones(M, K).half(), torch.randn(M, N).half(), torch.ones(N, K).half()
+    h, y, squares = rows_added(a, b.t(), residual, torch.full((N,), 2.0).half())
     assert torch.equal(h, residual)
-    assert squares.shape == (-(-N // 8),)
-    torch.testing.assert_close(squares.sum(), h.float().square().sum())
-    assert torch.equal(row_normed(a, torch.zeros(1), gain, b.t()), torch.zeros(1, N).half())
+    assert torch.equal(y, 2 * residual)
+    assert squares.shape == (M, -(-N // (8 if M == 1 else 16)))
+    torch.testing.assert_close(squares.sum(1), h.float().square().sum(1))
+    assert torch.equal(rows_normed(a, torch.zeros(M, 1), b.t()), torch.zeros(M, N).half())
 
 
-def test_rows_of_one_call_are_not_anothers():
+@pytest.mark.parametrize("M", [1, 4])
+def test_rows_of_one_call_are_not_anothers(M):
     """Prepared once, for new numbers; another eps is another call."""
     for _ in range(3):
-        h, _, gain, b = a_row(64, 24, torch.bfloat16)
-        squares = h.float().square().sum(1)
+        h, _, _, b = some_rows(M, 64, 24, torch.bfloat16)
+        squares = h.float().square().sum(1, keepdim=True)
         for eps in (1e-5, 1.0):
-            want = torch.nn.functional.rms_norm(h.double(), (64,), gain.double(), eps) @ b.double()
-            found = row_normed(h, squares, gain, b, eps)
+            want = torch.nn.functional.rms_norm(h.double(), (64,), eps=eps) @ b.double()
+            found = rows_normed(h, squares, b, eps)
             torch.testing.assert_close(found.double(), want, **CLOSE[torch.bfloat16])
 
 
@@ -244,13 +262,16 @@ ONE = torch.ones(1, 4).half()
 @pytest.mark.parametrize(
     ("call", "arguments", "error", "message"),
     [
-        (row_added, (ONE.float(), ONE.t(), ONE), TypeError, "a has dtype"),
-        (row_added, (torch.ones(2, 4).half(), ONE.t(), ONE[:, :1]), ValueError, "a has shape"),
-        (row_added, (ONE, ONE.t(), ONE), ValueError, "residual has shape"),
-        (row_added, (ONE, torch.ones(4, 3).half(), ONE[:, :3]), ValueError, "b has strides"),
-        (row_normed, (ONE, ONE[0], ONE[0], ONE.t()), TypeError, "squares has dtype"),
-        (row_normed, (ONE, ONE[0].float(), ONE[0, :2], ONE.t()), ValueError, "weight has shape"),
-        (row_normed, (ONE, ONE[0].float(), ONE[0], ONE.t(), 1e-6, True), ValueError, "an even number of columns"),
+        (rows_added, (ONE.float(), ONE.t(), ONE, ONE[0]), TypeError, "a has dtype"),
+        (rows_added, (torch.ones(17, 4).half(), ONE.t(), ONE[:, :1], ONE[0]), ValueError, "expected 1 to 16 rows"),
+        (rows_added, (torch.ones(0, 4).half(), ONE.t(), ONE[:, :1], ONE[0]), ValueError, "expected 1 to 16 rows"),
+        (rows_added, (ONE, ONE.t(), ONE, ONE[0]), ValueError, "residual has shape"),
+        (rows_added, (ONE, ONE.t(), ONE[:, :1], ONE[0]), ValueError, "weight has shape"),
+        (rows_added, (ONE, torch.ones(4, 3).half(), ONE[:, :3], ONE[0, :3]), ValueError, "b has strides"),
+        (rows_normed, (ONE, ONE, ONE.t()), TypeError, "squares has dtype"),
+        (rows_normed, (ONE, torch.ones(2, 3), ONE.t()), ValueError, "squares has shape"),
+        (rows_normed, (ONE, torch.ones(1, 0), ONE.t()), ValueError, "squares has shape"),
+        (rows_normed, (ONE, ONE.float(), ONE.t(), 1e-6, True), ValueError, "an even number of columns"),
     ],
 )
 def test_wrong_rows(call, arguments, error, message):
@@ -262,17 +283,18 @@ def test_rows_on_other_gpus(monkeypatch):
     """As AMD's are seen, which go the usual way."""
     monkeypatch.setattr(few_rows, "INTERPRETED", False)
     monkeypatch.setattr(few_rows, "capability", lambda device: (0, 0))
-    a, residual, gain, b = a_row(16, 12, torch.bfloat16)
+    a, residual, gain, b = some_rows(1, 16, 12, torch.bfloat16)
     assert not rows_here(a.device)
     forget()
-    for call in (lambda: row_added(a, b, residual), lambda: row_normed(a, torch.rand(3), gain, b)):
+    for call in (lambda: rows_added(a, b, residual, gain), lambda: rows_normed(a, torch.rand(1, 3), b)):
         with pytest.raises(NotImplementedError, match="need an NVIDIA GPU"):
             call()
 
 
-def test_registration_of_rows():
-    a, residual, gain, b = a_row(16, 12, torch.bfloat16)
-    torch.library.opcheck(torch.ops.kernelmark.matmul_row_added.default, (a, b, residual))
-    squares = torch.rand(3)
+@pytest.mark.parametrize("M", [1, 3])
+def test_registration_of_rows(M):
+    a, residual, gain, b = some_rows(M, 16, 12, torch.bfloat16)
+    torch.library.opcheck(torch.ops.kernelmark.matmul_rows_added.default, (a, b, residual, gain))
+    squares = torch.rand(M, 3)
     for gated in (False, True):
-        torch.library.opcheck(torch.ops.kernelmark.matmul_row_normed.default, (a, squares, gain, b, 1e-6, gated))
+        torch.library.opcheck(torch.ops.kernelmark.matmul_rows_normed.default, (a, squares, b, 1e-6, gated))

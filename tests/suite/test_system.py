@@ -319,7 +319,7 @@ def test_kernels_of_a_commit_before_they_were_fused_are_taken_as_they_are(tmp_pa
         assert {hasattr(quantize, x) for x in fused_blocks.QUANTIZED} == {there}
         assert assembly._takes("bias", "fp8_matmul", "cuda") == there
         assert assembly._takes("layout", "fp8_quant", "cuda") == there
-        assert (fused_blocks.one_row(each) is not None) == there
+        assert (fused_blocks.few_rows(each) is not None) == there
         norm = each.own_file("kernels", "layer_norm").layer_norm
         assert hasattr(fused_blocks.added(each, norm), "added") == there
         for fused in (fused_blocks.layer_normed, fused_blocks.fed):

@@ -18,8 +18,8 @@ from ...system import Assembly
 from .. import _inference as inference
 from .._forward import captured
 from .._trainer import COMPILED
-from .one_row import one_row
-from .products import JOINED, Products
+from .few_rows import few_rows
+from .products import FEW, JOINED, Products
 from .quantized import quantized
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ class Engine:
             inference.fill(self.module, chain([first], drawn))
             if self.quantized is not None:
                 self.quantized.take(self.module.layers, JOINED)
-        self.one = None if self.quantized else one_row(self.products, chosen, self.module.layers)
-        """How one sequence is decoded, where that is otherwise than several are."""
+        self.few = None if self.quantized else few_rows(self.products, chosen, self.module.layers, dtype)
+        """How a step of few sequences is computed, where that is otherwise than one of many."""
         pages = 1 + (-(-cached // page) if cached else self._fitting(sequences * self.across))
         self.memory = FAMILIES[chosen.model.name](self, pages)
         self.free = list(range(pages - 1, 0, -1))
@@ -272,8 +272,9 @@ class Engine:
 
     def _step(self, tokens: torch.Tensor, rows: torch.Tensor) -> Next:
         # What fills up a batch has no end, and must not leave its row of the table.
-        self.lengths[rows] = (self.lengths[rows] + 1).clamp(max=self.longest)
-        self._now = Decode(self, rows, len(tokens))
+        lengths = (self.lengths[rows] + 1).clamp(max=self.longest)
+        self.lengths[rows] = lengths
+        self._now = Decode(self, rows, lengths)
         logits = self.module(tokens[:, None], tokens[:, None])
         return Next(logits, logits.argmax(-1))
 
@@ -303,8 +304,8 @@ class Engine:
             found |= self.memory.parts(self._call, B)
             gate = found.get("gate")
             found |= self.products.parts(gate)
-            if B == 1 and self.one is not None:
-                found |= self.one.parts(found)
+            if B <= FEW and self.few is not None:
+                found |= self.few.parts(found)
             found["head"] = found["linear"]
             return found if self.quantized is None else found | self.quantized.parts(gate)
 
@@ -391,10 +392,17 @@ class Decode(_Pass):
 
     kind = "decode"
 
-    def __init__(self, engine: Engine, rows: torch.Tensor, B: int) -> None:
-        super().__init__(engine, rows, engine.decode_parts(B))
-        self.lengths = engine.lengths[rows]
-        self.positions = (self.lengths - 1).long()[:, None]
+    def __init__(self, engine: Engine, rows: torch.Tensor, lengths: torch.Tensor) -> None:
+        super().__init__(engine, rows, engine.decode_parts(len(rows)))
+        self.lengths = lengths
+        self._positions: Any = None
+
+    @property
+    def positions(self) -> Any:
+        """Where the tokens are, which is only computed where something asks for it: a launch takes its time."""
+        if self._positions is None:
+            self._positions = (self.lengths - 1).long()[:, None]
+        return self._positions
 
     def loss(self, x: Any, weight: Any, target: Any) -> Any:
         """Logits of all tokens of the step."""

@@ -1,6 +1,6 @@
-"""A decode step of one sequence whose norms are computed by the products behind them, whose sums are made by those
-before, and whose keys and values go from their product to the cache: a layer of Llama's shape has three launches
-less, each of which takes as long as a small product's.
+"""A decode step of few sequences whose norms are multiplied by the products behind them, whose sums are made by
+those before, and whose keys and values go from their product to the cache: a layer of Llama's shape has three
+launches less, each of which takes as long as a small product's.
 
 A model's module calls a product, then `add_norm` with what it gave, then the products behind that. Here the first
 call only notes what is asked, as `Later`; `add_norm` makes it, with the residual added, and notes the norm, as
@@ -22,6 +22,9 @@ from .products import Products
 BEHIND = ("output", "down")
 """Matrices of a layer whose products are added to the stream."""
 
+DTYPES = ("bf16",)
+"""Dtypes of such steps: in fp16 what is not normalized may be too large."""
+
 
 @dataclass(frozen=True, eq=False)
 class Later:
@@ -31,21 +34,22 @@ class Later:
     weight: Any
 
     def view_as(self, other: Any) -> Later:
-        """One row has the shape of any other."""
+        """Of one token a sequence all shapes are a row each."""
         return self
 
 
 @dataclass(frozen=True, eq=False)
 class Normed:
-    """The RMS norm of h (1, K) by `gain`, which is not made: `squares` have the sum of h² among them."""
+    """An RMS norm, which is not made: y (B, K) is what is normalized times the norm's weight, and `squares` have
+    the sum of the former's squares among them.
+    """
 
-    h: Any
+    y: Any
     squares: Any
-    gain: Any
     eps: float
 
     def flatten(self, *dimensions: int) -> Normed:
-        """One row has the shape of any other."""
+        """Of one token a sequence all shapes are a row each."""
         return self
 
 
@@ -55,21 +59,25 @@ class Projected:
 
     x: Normed
     weight: Any
-    shape: tuple[int, ...] = (1, 1, 0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sequences, one token each, and however many numbers."""
+        return (len(self.x.y), 1, 0)
 
     def view(self, *shape: int) -> Projected:
-        """One token's have the shape of any other."""
+        """They are made in the shape that is wanted in the end."""
         return self
 
     def transpose(self, *dimensions: int) -> Projected:
-        """One token's have the shape of any other."""
+        """They are made in the shape that is wanted in the end."""
         return self
 
 
-class OneRow:
+class FewRows:
     """How such steps multiply and normalize. `turns`: queries and keys are turned as they are projected."""
 
-    def __init__(self, products: Products, kernels: fused_blocks.RowKernels, layers: Any, turns: bool) -> None:
+    def __init__(self, products: Products, kernels: fused_blocks.FewRowKernels, layers: Any, turns: bool) -> None:
         self._products, self._kernels, self._turns = products, kernels, turns
         self._behind = {id(getattr(x, name)) for x in layers for name in BEHIND}
 
@@ -81,7 +89,7 @@ class OneRow:
         return own | {"several": self.projected, "write": partial(self.write, others["write"])}
 
     def linear(self, x: Any, weight: Any, bias: Any = None) -> Any:
-        """x (1, 1, K) or (1, K) times weight (N, K) transposed; later, where it is added to the stream."""
+        """x (B, 1, K) or (B, K) times weight (N, K) transposed; later, where it is added to the stream."""
         if isinstance(x, Normed):
             return self._of_norm(x, weight)
         if id(weight) in self._behind and bias is None:
@@ -89,13 +97,13 @@ class OneRow:
         return self._products.linear(x, weight, bias)
 
     def several(self, x: Any, *weights: Any) -> Sequence[Any]:
-        """x times each of these, (1, 1, N) each: views of one product where they are one matrix in memory."""
+        """x times each of these, (B, 1, N) each: views of one product where they are one matrix in memory."""
         if not isinstance(x, Normed):
             return self._products.several(x, *weights)
         whole = self._products.joined(weights)
         if whole is None:
-            return tuple(self._of_norm(x, weight)[None] for weight in weights)
-        found: Sequence[Any] = self._of_norm(x, whole)[None].split([len(weight) for weight in weights], -1)
+            return tuple(self._of_norm(x, weight)[:, None] for weight in weights)
+        found: Sequence[Any] = self._of_norm(x, whole)[:, None].split([len(weight) for weight in weights], -1)
         return found
 
     def projected(self, x: Any, *weights: Any) -> Sequence[Any]:
@@ -106,42 +114,42 @@ class OneRow:
         return (Projected(x, whole),) * len(weights)
 
     def write(self, plain: Callable[..., Any], q: Any, k: Any, v: Any, layout: str, **where: Any) -> Any:
-        """The turned queries (1, 1, H, D); keys and values are in the cache. `plain` does it with what is made."""
+        """The turned queries (B, 1, H, D); keys and values are in the cache. `plain` does it with what is made."""
         if not isinstance(q, Projected):
             return plain(q=q, k=k, v=v, layout=layout, **where)
         x = q.x
-        return self._kernels.turned(x.h, x.squares, x.gain, q.weight.t(), **where, eps=x.eps)
+        return self._kernels.turned(x.y, x.squares, q.weight.t(), **where, eps=x.eps)
 
     def gated(self, x: Any, gate: Any, up: Any) -> Any:
-        """silu(x · gate) · (x · up), (1, N)."""
+        """silu(x · gate) · (x · up), (B, N)."""
         whole = self._products.joined((gate, up))
         assert isinstance(x, Normed)
         assert whole is not None
         return self._of_norm(x, whole, gated=True)
 
     def add_norm(self, x: Any, residual: Any, weight: Any, eps: float) -> tuple[Normed, Any]:
-        """The norm of x + residual, not made, and that sum, (1, 1, N)."""
+        """The norm of x + residual, not made, and that sum, (B, 1, N)."""
         assert isinstance(x, Later)
-        h, squares = self._kernels.added(x.x.flatten(0, -2), x.weight.t(), residual.flatten(0, -2))
-        return Normed(h, squares, weight, eps), h.view_as(residual)
+        h, y, squares = self._kernels.added(x.x.flatten(0, -2), x.weight.t(), residual.flatten(0, -2), weight)
+        return Normed(y, squares, eps), h.view_as(residual)
 
     def _of_norm(self, x: Normed, weight: Any, gated: bool = False) -> Any:
-        return self._kernels.normed(x.h, x.squares, x.gain, weight.t(), x.eps, gated)
+        return self._kernels.normed(x.y, x.squares, weight.t(), x.eps, gated)
 
 
-def one_row(products: Products, chosen: Chosen, layers: Any) -> OneRow | None:
-    """What decodes one sequence so: our own kernels for GPUs, in 16 bits, launched or in a graph by hand, in
-    layers of Llama's shape. None elsewhere.
+def few_rows(products: Products, chosen: Chosen, layers: Any, dtype: str) -> FewRows | None:
+    """What decodes up to `products.FEW` sequences so: our own kernels for GPUs, launched or in a graph by hand, in
+    layers of Llama's shape and one of `DTYPES`. None elsewhere.
     """
     c, system = chosen.configuration, products.assembly.system
     if chosen.model.name != "llama" or c.norms != "before" or c.experts or c.multipliers is not None:
         return None
-    if not products.own or system.execution not in ("eager", "graph"):
+    if dtype not in DTYPES or not products.own or system.execution not in ("eager", "graph"):
         return None
     others = (("add_norm", "add_rms_norm"), ("gate", "swiglu"))
     if not all(products.fused("matmul", *x) for x in others):
         return None
-    kernels = fused_blocks.one_row(products.assembly.catalog)
+    kernels = fused_blocks.few_rows(products.assembly.catalog)
     if kernels is None or not kernels.here(layers[0].output.device):
         return None
-    return OneRow(products, kernels, layers, c.qk_norm == "none" and kernels.turns(c.head))
+    return FewRows(products, kernels, layers, c.qk_norm == "none" and kernels.turns(c.head))
