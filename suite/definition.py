@@ -76,6 +76,7 @@ class Definition:
     * `later` gives axes and options that came after results were recorded, with the value they had until then: at
       that value they are left out of names and hashes, so that old rows stay comparable. Axes that are
       `asked_for` are not in the case either then.
+    * `least`: the smallest sizes of axes that may not be 0, or not that small.
     * `bytes(case)`, `flops(case)`, `exponentials(case)`: the least a perfect implementation moves and computes.
     * `lasts(case)`: about the seconds that it takes whatever the device, as it follows a clock or waits for
       others: for estimates alone.
@@ -96,6 +97,7 @@ class Definition:
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
     later: Mapping[str, Option] = field(default_factory=dict)
     asked_for: tuple[str, ...] = ()
+    least: Mapping[str, int] = field(default_factory=dict)
     exponentials: Callable[[Case], int] = no_exponentials
     lasts: Callable[[Case], float] = no_time
     tokens: Callable[[Case], int | None] = no_tokens
@@ -137,6 +139,8 @@ class Definition:
                 raise unknown(f"axis of {self.name}", axis, list(self.axes))
             if axes[axis] < 0:
                 raise InputError(f"{self.name}: axis {axis} is {axes[axis]}; sizes are not negative.")
+            if axes[axis] < self.least.get(axis, 0):
+                raise InputError(f"{self.name}: axis {axis} is {axes[axis]}; it is at least {self.least[axis]}.")
         missing = [axis for axis in self.axes if axis not in axes and axis not in self.later]
         if missing:
             raise InputError(f"{self.name}: axes {', '.join(missing)} are missing; it has {', '.join(self.axes)}.")

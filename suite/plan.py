@@ -6,6 +6,7 @@ shuffled order of its own.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -247,11 +248,25 @@ class Plan:
         )
         if not cells:
             there = {x.name for x in catalog.implementations if x.operator in operators and device in x.devices}
+            why = "".join(
+                f" {', '.join(names)}: {reason}." for reason, names in self.left_out(catalog, device).items()
+            )
             raise InputError(
                 f"plan {self.name!r} has nothing to measure with these filters: on {device} its operators have "
-                f"{', '.join(sorted(there)) or 'no implementation'}."
+                f"{', '.join(sorted(there)) or 'no implementation'}.{why}"
             )
         return cells
+
+    def left_out(self, catalog: Catalog, device: DeviceKind) -> dict[str, tuple[str, ...]]:
+        """Systems of parts that a table names and that the device does not run, by the reason."""
+        named = {(case.operator, name) for case in self.cases for name in self.chosen(case)}
+        found: dict[str, list[str]] = {}
+        for x in catalog.with_systems(self.systems).implementations:
+            if x.assembled and device not in x.devices and (x.operator, x.name) in named:
+                _, reason = x.unavailable(device) or ("", "")
+                names = found.setdefault(reason, [])
+                names += [x.name] if x.name not in names else []
+        return {reason: tuple(names) for reason, names in found.items()}
 
     def _wanted(self, case: Case, implementation: Implementation, asked: Sequence[str]) -> bool:
         """Whether a case is for it; where it names none, what is measured on request has to be `asked` for."""
@@ -295,6 +310,16 @@ def _known(implementations: Sequence[str], catalog: Catalog, operators: Collecti
             raise unknown("implementation", name, sorted({y for x in here for y in (x.name, x.provider)}))
 
 
+def _with_cases_of(operators: Sequence[str], catalog: Catalog, device: DeviceKind) -> list[str]:
+    """The built-in plans with cases of any of these operators."""
+    found = []
+    for name in BUILTIN if operators else ():
+        with contextlib.suppress(InputError):  # a plan of operators that this catalog does not have
+            if any(x.operator in operators for x in _builtin(name, catalog, device, named=True).cases):
+                found.append(name)
+    return found
+
+
 def load(name: str, catalog: Catalog, device: DeviceKind, operators: Sequence[str] = ()) -> Plan:
     """A built-in plan or a plan file, narrowed to `operators`. Raises `InputError` for anything unknown."""
     for operator in operators:
@@ -306,7 +331,9 @@ def load(name: str, catalog: Catalog, device: DeviceKind, operators: Sequence[st
     cases = tuple(x for x in plan.cases if not operators or x.operator in operators)
     if not cases:
         of = f" of {', '.join(operators)}" if operators else ""
-        raise InputError(f"plan {name!r} has no cases{of} on {device}.")
+        others = _with_cases_of(operators, catalog, device)
+        other = f" Plans that have some: {', '.join(others)}." if others else ""
+        raise InputError(f"plan {name!r} has no cases{of} on {device}.{other}")
     kept = {x.full_name for x in cases}
     return replace(
         plan,
@@ -460,6 +487,7 @@ def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:
     """The implementations that a table names; empty if it names none."""
     if not table.implementations and not table.without:
         return ()
+    catalog.definition(table.operator)  # whose name may be wrong
     _known([*table.implementations, *table.without], catalog, (table.operator,))
     wanted = set(table.implementations)
     names = tuple(

@@ -76,7 +76,8 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def heading(self) -> str:
         """What stands above its column, with its unit. Bytes and joules carry theirs themselves."""
         name = self.label or self.name.replace("_", " ")
-        return name if self.unit in ("", "1", "B", "J", name) else f"{name} {self.unit}"
+        said = self.unit in ("", "1", "B", "J", name) or name.endswith(f" {self.unit}")
+        return name if said else f"{name} {self.unit}"
 
 
 def summarized(samples: Sequence[float], summary: Summary) -> float:

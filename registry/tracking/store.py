@@ -189,9 +189,9 @@ class Store:
         return {name: x.sha256 for name, x in whole.items() if name not in begun}
 
     def newest(self) -> str | None:
-        """The run measured last, of those in the registry."""
+        """The run measured last of those that have a row with a value in the registry."""
         with self._connection.reachable():
-            for run in self._search(f"tags.kind = '{SUMMARY}'", limit=1):
+            for run in self._search("tags.kind = 'row' and tags.status = 'ok'", limit=1):
                 return str(run.data.tags["invocation"])
         return None
 
@@ -274,6 +274,8 @@ class Store:
         held: dict[str, str] = {"kind": "row", "status": "ok"}
         for name, value in conditions.items():
             if not self._rows({**held, name: value}):
+                if name == "invocation":
+                    return f"run {value} has no row with a value in the registry: kernelmark show {value}"
                 there = sorted({str(x.data.tags[name]) for x in self._rows(held) if name in x.data.tags})
                 known = ", ".join(there[:20]) or "none at all"
                 return f"no row in the registry has {name} {value!r}; there are: {known}"

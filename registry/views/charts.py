@@ -129,8 +129,8 @@ def primary(group: Group, looks: Mapping[str, Series]) -> str | None:
     lanes.frame(canvas, axis)
     lanes.absent(canvas)
     for index, case in enumerate(group.cases):
-        if case.first.limit:
-            x, top = axis.place(case.first.limit), lanes.top(index)
+        if case.limit:
+            x, top = axis.place(case.limit), lanes.top(index)
             canvas.line([x, x], [top + 2, top + lanes.line - 2], "--ink", 1.2, dash=DASHES[2])
         ours = case.ours
         if ours is not None and ours.speedup_vs_best_baseline is not None:

@@ -35,6 +35,11 @@ class CaseRows:
         return self.rows[0]
 
     @property
+    def limit(self) -> float | None:
+        """The case's limit: a workload's own, measured beside its steps, where a row with a value has one."""
+        return next((x.limit for x in (*self.ok, *self.rows) if x.limit is not None), None)
+
+    @property
     def ok(self) -> tuple[Row, ...]:
         """The rows with a value of the primary metric, the best first."""
         return tuple(sorted((x for x in self.rows if x.value() is not None), key=goodness))

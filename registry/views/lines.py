@@ -122,7 +122,7 @@ def over_sizes(
     if limits:
         up = linear_axis(max(1.0, *points), 0, foot - top, figures.percent)
     else:
-        known = [case.first.limit for _, case in sweep.cases if case.first.limit]
+        known = [case.limit for _, case in sweep.cases if case.limit]
         up = log_axis(min(points + known), max(points + known), 0, foot - top)
     plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
     plot.grid({BYTES: _sized, PARAMETERS: _many}.get(sweep.axis, _same), _same)
@@ -162,7 +162,7 @@ def _ended(plot: Plot, sweep: Sweep, looks: Mapping[str, Series], link: Link) ->
 
 
 def _limits(plot: Plot, sweep: Sweep, fraction: bool) -> None:
-    known = [(size, 1.0 if fraction else case.first.limit) for size, case in sweep.cases if case.first.limit]
+    known = [(size, 1.0 if fraction else case.limit) for size, case in sweep.cases if case.limit]
     places = [plot.at(size, limit) for size, limit in known if limit]
     if len(places) > 1:
         plot.canvas.line([x for x, _ in places], [y for _, y in places], "--ink", 1.2, DASHES[2])

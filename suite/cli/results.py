@@ -82,5 +82,6 @@ def _record(journal: Journal, home: Home) -> None:
     except StoreError as error:
         tell(f"registry  not filled: {error}", err=True)
         return
+    look = "; look with: kernelmark ui" if any(x.status == "ok" for x in journal.records) else ""
     for x in done.ingested:
-        tell(f"registry  {counted(x.created, 'row')} recorded; look with: kernelmark ui")
+        tell(f"registry  {counted(x.created, 'row')} recorded{look}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import shutil
@@ -17,7 +18,7 @@ from ..catalog import Catalog
 from ..environments import interpreter
 from ..plan import Cell, Plan
 from .profile import Light, Profile, names, speed_of_light, summarized
-from .profiler import ProfileTask
+from .profiler import NO_STEP, ProfileTask
 
 DEADLINE_S = 900.0
 NCU = ("ncu", "--clock-control", "none", "--target-processes", "all", "--csv", "--section", "SpeedOfLight")
@@ -59,7 +60,12 @@ def profile(cell: Cell, journal: Journal, catalog: Catalog, folder: Path, steps:
     Raises `NotProfiled` where the row cannot run.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _run([], _task(cell, journal, folder, steps), cell)
+    try:
+        _run([], _task(cell, journal, folder, steps), cell)
+    except NotProfiled:
+        with contextlib.suppress(OSError):  # what is in it stays
+            folder.rmdir()
+        raise
     path = folder / "trace.json"
     trace = msgspec.json.decode(path.read_bytes())
     with gzip.open(folder / "trace.json.gz", "wb") as out:
@@ -113,5 +119,7 @@ def _run(before: Sequence[str], task: ProfileTask, cell: Cell) -> str:
         raise NotProfiled(f"it was not done after {DEADLINE_S:g} s.") from None
     if done.returncode:
         last = last_line(done.stderr.decode(errors="replace"))
+        if done.returncode == NO_STEP:
+            raise NotProfiled(f"{named(cell)} cannot be profiled: {last}")
         raise NotProfiled(f"the row cannot be run here: {last}")
     return done.stdout.decode(errors="replace")

@@ -25,6 +25,8 @@ from ..workload import Workload
 from .profile import STEP
 
 WARMUP = 3
+NO_STEP = 3
+"""How the process ends where a row has no step, or not one that can be profiled."""
 SNAPSHOT_EVENTS = 100_000
 
 
@@ -96,10 +98,13 @@ def _traced(task: ProfileTask, step: Callable[[], Any], device: Device) -> None:
 
 
 def main() -> None:
-    """The process: says why it could not in one line, and ends with 1."""
+    """The process: says why it could not in one line, and ends with 1, or with `NO_STEP` where there is none."""
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=ProfileTask)
     try:
         work(task)
+    except NotImplementedError as error:
+        print(first_line(error), file=sys.stderr)
+        sys.exit(NO_STEP)
     except Exception as error:  # whatever an implementation raises: somebody else's code
         first = first_line(error)
         sys.exit(f"{type(error).__name__}: {first}")

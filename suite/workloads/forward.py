@@ -285,6 +285,7 @@ WORKLOAD = Inference(
     name="forward",
     summary="One pass of a model without gradients: latency, samples a second, memory",
     axes={"B": "sequences", "S": "tokens a sequence"},
+    least={"B": 1, "S": 1},
     options={
         "model": tuple(x for model in catalog().models.values() for x in model.configurations),
         "slice": inference.SLICES,

@@ -526,6 +526,7 @@ WORKLOAD = Inference(
         "input": "tokens of a prompt, their median where lengths are log-normal",
         "output": "tokens of an answer, likewise",
     },
+    least={"requests": 1, "input": 1, "output": 1},
     options=options(),
     later={"slice": "whole", "api": "completions", "lengths": "fixed", "slo": "none", "products": "dtype"},
     dtypes=("bf16", "fp16", "fp32"),

@@ -607,6 +607,7 @@ WORKLOAD = Train(
         "A": "micro-batches a step",
         "follow": "steps over which several GPUs' loss is held against one process's",
     },
+    least={"B": 1, "S": 1, "A": 1},
     options={
         "model": tuple(x for model in catalog().models.values() for x in model.configurations),
         "slice": ("whole", "first1", "first2", "first4", "first8"),

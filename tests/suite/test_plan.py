@@ -343,6 +343,13 @@ WRONG = {
     case("").replace("S = 2, ", ""): "rms_norm: axes S are missing; it has B, S, D.",
     case("").replace("S = 2", "T = 2"): "unknown axis of rms_norm 'T'. Known: B, S, D.",
     case("").replace("S = 2", "S = -2"): "rms_norm: axis S is -2; sizes are not negative.",
+    case("implementations = ['torch']").replace("rms_norm", "rmsnorm"): "unknown operator 'rmsnorm'. Did you mean",
+    case("options = { model = 'llama-tiny' }\npass = 'program'")
+    .replace("rms_norm", "generate")
+    .replace("B = 1, S = 2, D = 4", "B = 1, S = 2, N = 1"): "generate: axis N is 1; it is at least 2.",
+    case("options = { model = 'llama-tiny' }\npass = 'program'")
+    .replace("rms_norm", "forward")
+    .replace("B = 1, S = 2, D = 4", "B = 0, S = 2"): "forward: axis B is 0; it is at least 1.",
     case("").replace("rms_norm", "rmsnorm"): "unknown operator 'rmsnorm'. Did you mean 'rms_norm'?",
     case("").replace("rms_norm", "fp8_quant").replace("B = 1, S = 2, D = 4", "M = 1, N = 2")
     + "options = { format = 'e4m4' }\n": "unknown format of fp8_quant 'e4m4'. Did you mean 'e4m3'? Known: ",
@@ -432,6 +439,29 @@ def test_cells_of_what_is_unknown_or_has_nothing_to_do():
     with pytest.raises(InputError, match=nothing) as left:
         plan.cells(OWN, "cuda", ["sdpa_math"])
     assert "sdpa" not in f"{unknown.value} {left.value}"  # another operator's
+
+
+def test_a_plan_without_cases_of_an_operator_names_those_with_some():
+    with pytest.raises(
+        InputError, match="plan 'quick' has no cases of serve on cpu. Plans that have some: .*serve_tiny"
+    ):
+        plans.load("quick", OWN, "cpu", ["serve"])
+
+
+def test_systems_that_a_table_names_and_the_device_does_not_run(tmp_path: Path):
+    """They are told: by a run, and where nothing else is left."""
+    path = tmp_path / "mine.toml"
+    text = case("options = { model = 'llama-tiny' }\npass = 'program'\ndtype = 'fp32'\nimplementations = NAMES")
+    text = text.replace("rms_norm", "forward").replace("B = 1, S = 2, D = 4", "B = 1, S = 2")
+    path.write_text(text.replace("NAMES", "['torch', 'torch_graph', 'torch_compile']"))
+    reason = "needs a cuda device, this is cpu"
+    plan = plans.load(str(path), OWN, "cpu")
+    assert names(plan.cells(OWN, "cpu")) == {"torch"}
+    assert {x: set(y) for x, y in plan.left_out(OWN, "cpu").items()} == {reason: {"torch_graph", "torch_compile"}}
+    assert plan.left_out(OWN, "cuda") == {}
+    path.write_text(text.replace("NAMES", "['torch_graph']"))
+    with pytest.raises(InputError, match=f"nothing to measure.* torch_graph: {reason}"):
+        plans.load(str(path), OWN, "cpu").cells(OWN, "cpu")
 
 
 def test_a_plan_at_other_sizes_dtypes_and_passes():

@@ -123,6 +123,19 @@ def test_ingesting_again_changes_nothing(home: Home, make_journal: Callable[...,
     assert store.newest() == RUN
 
 
+def test_the_newest_run_is_one_with_something_to_show(home: Home, make_journal: Callable[..., Journal]) -> None:
+    store, whole = Store.open(None, home), make_journal()
+    store.ingest(whole)
+    nothing = [msgspec.structs.replace(x, status="error", measurement=None, reason="no") for x in whole.records]
+    header = msgspec.structs.replace(whole.header, run="29990101-000000-ffff", created="2999-01-01T00:00:00Z")
+    store.ingest(replace(whole, header=header, records=tuple(nothing)))
+    assert store.newest() == RUN
+    with pytest.raises(
+        InputError, match="run 29990101-000000-ffff has no row with a value .*kernelmark show 2999"
+    ):
+        store.saved_view({"invocation": header.run})
+
+
 def test_a_grown_journal_replaces_and_a_shorter_one_does_not(
     home: Home, make_journal: Callable[..., Journal]
 ) -> None:

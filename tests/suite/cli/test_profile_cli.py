@@ -77,13 +77,17 @@ def test_decode_steps(call):
     assert products
 
 
-def test_what_cannot_be_profiled_is_said(call):
+def test_what_cannot_be_profiled_is_said(call, tmp_path):
     code, _, err = call("profile", "layer_norm/B2-S4-D32-fp32-forward/torhc")
     assert code == 2
     assert "Did you mean" in err
     code, _, err = call("profile", "kernelmark")
     assert code == 2
     assert "names 3 rows" in err
+    assert not (tmp_path / "home/profiles").exists()
+    code, _, err = call("profile", "generate/B1-S5-N3-llama-tiny-fp32/transformers_generate")
+    assert (code, "cannot be profiled: what is not made of parts" in err, "Error" in err) == (2, True, False)
+    assert not list((tmp_path / "home/profiles").iterdir())
     code, _, err = call("profile", "layer_norm/B2-S4-D32-fp32-forward/kernelmark")
     assert code == 2
     assert "needs a cuda device" in err
