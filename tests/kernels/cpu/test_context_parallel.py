@@ -227,7 +227,7 @@ def _trial(group, case, wrong):
     bench = Workbench.build(operator.OPERATOR, case, torch.device("cpu"), 1, group)
     few = Sampling(min_samples=3, max_samples=3, min_seconds=0, warmup_s=0)
     try:
-        found = Trial(Cpu(), bench, "hot", few, Stages()).run(lambda: call)
+        found = Trial(_device(group), bench, "hot", few, Stages()).run(lambda: call)
     except Incorrect as error:
         return str(error)
     assert all(seen)
