@@ -231,7 +231,7 @@ class Plan:
         catalog = catalog.with_systems(self.systems)
         operators = {x.operator for x in self.cases}
         _known(implementations, catalog, operators)
-        exchanged = {name for x in self.exchanges for name in (x.base, x.system)}
+        exchanged = self._exchanged
         cells = tuple(
             Cell(case, implementation, cache, lasts_s)
             for case in self.cases
@@ -249,7 +249,8 @@ class Plan:
         if not cells:
             there = {x.name for x in catalog.implementations if x.operator in operators and device in x.devices}
             why = "".join(
-                f" {', '.join(names)}: {reason}." for reason, names in self.left_out(catalog, device).items()
+                f" {', '.join(names)}: {reason}."
+                for reason, names in self.left_out(catalog, device, implementations).items()
             )
             raise InputError(
                 f"plan {self.name!r} has nothing to measure with these filters: on {device} its operators have "
@@ -257,15 +258,23 @@ class Plan:
             )
         return cells
 
-    def left_out(self, catalog: Catalog, device: DeviceKind) -> dict[str, tuple[str, ...]]:
-        """Systems of parts that a table names and that the device does not run, by the reason."""
+    @property
+    def _exchanged(self) -> set[str]:
+        """Systems of parts that are measured for what an exchange is worth."""
+        return {name for x in self.exchanges for name in (x.base, x.system)}
+
+    def left_out(
+        self, catalog: Catalog, device: DeviceKind, implementations: Sequence[str] = ()
+    ) -> dict[str, tuple[str, ...]]:
+        """Of what is asked for, systems of parts that a table names and the device does not run, by the reason."""
         named = {(case.operator, name) for case in self.cases for name in self.chosen(case)}
-        found: dict[str, list[str]] = {}
+        found: dict[str, dict[str, None]] = {}
         for x in catalog.with_systems(self.systems).implementations:
-            if x.assembled and device not in x.devices and (x.operator, x.name) in named:
+            if not x.assembled or device in x.devices or x.name in self._exchanged:
+                continue
+            if (x.operator, x.name) in named and (not implementations or x.among(implementations)):
                 _, reason = x.unavailable(device) or ("", "")
-                names = found.setdefault(reason, [])
-                names += [x.name] if x.name not in names else []
+                found.setdefault(reason, {})[x.name] = None
         return {reason: tuple(names) for reason, names in found.items()}
 
     def _wanted(self, case: Case, implementation: Implementation, asked: Sequence[str]) -> bool:

@@ -246,21 +246,24 @@ OWN_LIMITS = ("limit_fraction", "byte_fraction")
 """The shares that workloads give of their own limits: of a model's floor, by rates measured beside its steps."""
 
 
-def by_own_limits(found: Iterable[Row]) -> list[Row]:
+def by_own_limits(found: Sequence[Row]) -> list[Row]:
     """The rows, of which those whose workload measured a limit of its own have that one: a case's bytes and
-    operations in one dtype say less of a whole step.
+    operations in one dtype say less of a whole step. Other rows of such a case have none.
     """
 
+    def own(row: Row) -> Value | None:
+        return next((row.metrics[x] for x in OWN_LIMITS if x in row.metrics), None)
+
+    cases = {(x.operator, x.case, x.cache) for x in found if own(x) is not None}
+
     def limited(row: Row) -> Row:
-        own = next((row.metrics[x] for x in OWN_LIMITS if x in row.metrics), None)
-        value = row.value()
-        if own is None or value is None:
+        if (row.operator, row.case, row.cache) not in cases:
             return row
+        share, value = own(row), row.value()
+        if share is None or value is None:
+            return msgspec.structs.replace(row, limit=None, fraction_of_limit=None, above_limit=None)
         return msgspec.structs.replace(
-            row,
-            limit=own.value * value,
-            fraction_of_limit=own.value,
-            above_limit=own.value > ABOVE,
+            row, limit=share.value * value, fraction_of_limit=share.value, above_limit=share.value > ABOVE
         )
 
     return [limited(x) for x in found]

@@ -36,8 +36,8 @@ class CaseRows:
 
     @property
     def limit(self) -> float | None:
-        """The case's limit: a workload's own, measured beside its steps, where a row with a value has one."""
-        return next((x.limit for x in (*self.ok, *self.rows) if x.limit is not None), None)
+        """The case's limit, which rows without a value may lack."""
+        return next((x.limit for x in self.rows if x.limit is not None), None)
 
     @property
     def ok(self) -> tuple[Row, ...]:

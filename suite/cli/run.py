@@ -131,7 +131,7 @@ def command_run(
             loaded = _cut(loaded, choice, catalog, chosen, part, control, complete=None not in (name, seed))
             limit_s = loaded.budget_s if budget is None else budget
             fitted = _within(limit_s, loaded, choice, catalog, home, chosen, control, likely=dry_run)
-            for reason, systems in loaded.left_out(catalog, chosen).items():
+            for reason, systems in loaded.left_out(catalog, chosen, choice.implementations).items():
                 tell(f"not measured: {', '.join(systems)}: {reason}", err=True)
             if dry_run:
                 _dry(fitted, chosen, limit_s)

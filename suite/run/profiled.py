@@ -59,12 +59,14 @@ def profile(cell: Cell, journal: Journal, catalog: Catalog, folder: Path, steps:
 
     Raises `NotProfiled` where the row cannot run.
     """
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         _run([], _task(cell, journal, folder, steps), cell)
     except NotProfiled:
-        with contextlib.suppress(OSError):  # what is in it stays
-            folder.rmdir()
+        if made:
+            with contextlib.suppress(OSError):  # what is in it stays
+                folder.rmdir()
         raise
     path = folder / "trace.json"
     trace = msgspec.json.decode(path.read_bytes())

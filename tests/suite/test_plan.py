@@ -459,6 +459,7 @@ def test_systems_that_a_table_names_and_the_device_does_not_run(tmp_path: Path):
     assert names(plan.cells(OWN, "cpu")) == {"torch"}
     assert {x: set(y) for x, y in plan.left_out(OWN, "cpu").items()} == {reason: {"torch_graph", "torch_compile"}}
     assert plan.left_out(OWN, "cuda") == {}
+    assert plan.left_out(OWN, "cpu", ["torch", "torch_graph"]) == {reason: ("torch_graph",)}
     path.write_text(text.replace("NAMES", "['torch_graph']"))
     with pytest.raises(InputError, match=f"nothing to measure.* torch_graph: {reason}"):
         plans.load(str(path), OWN, "cpu").cells(OWN, "cpu")
