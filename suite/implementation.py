@@ -65,14 +65,18 @@ class Implementation:
         """
         return device in self.devices or (device != "cuda" and "cuda" in self.devices)
 
-    def unavailable(self, device: str) -> tuple[Status, str] | None:
-        """None where it can run; else (status, reason): `unsupported` device or `unavailable` library."""
+    def unavailable(self, device: str, here: bool = True) -> tuple[Status, str] | None:
+        """None where it can run; else (status, reason): `unsupported` device or `unavailable` library. What is
+        installed on another machine than `here` is not known, and not asked.
+        """
         if not self.devices:
             return "unsupported", "no device runs all of its parts so"
         if device not in self.devices:
             # AMD's GPUs run what is for CUDA by its names: whoever has neither knows it by that.
             needed = "cuda" if "cuda" in self.devices else " or ".join(self.devices)
             return "unsupported", f"needs a {needed} device, this is {device}"
+        if not here:
+            return None
         remedy = f"make environment NAME={self.environment}"
         if interpreter(self.environment) is None:
             why = self.no_environment or f"environment {self.environment!r} is not installed: {remedy}"

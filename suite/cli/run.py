@@ -28,7 +28,7 @@ from ..estimate import estimate
 from ..estimate import known as known_of
 from ..plan import Cell, Plan
 from ..run import supervisor
-from ..run.fingerprint import device_named
+from ..run.fingerprint import device_named, devices_here
 from ..run.forkserver import ForkServers
 from . import names
 from .choosing import HOW, WHAT, asked_for, choosing, shared, with_resume
@@ -124,17 +124,18 @@ def command_run(
             run = supervisor.resume(resume, home, catalog, listener, servers, any_board=any_board)
             run.gpus = _gpus(gpus, run.device)
         else:
-            chosen = device_named(device)
+            chosen = device_named(device, elsewhere=dry_run)
+            here = chosen in devices_here()
             loaded = choice.load(catalog, chosen)
             worlds = tuple(sorted({x.world for x in loaded.cases}))
             part = None if shard is None else shards.parse(shard)
             loaded = _cut(loaded, choice, catalog, chosen, part, control, complete=None not in (name, seed))
             limit_s = loaded.budget_s if budget is None else budget
-            fitted = _within(limit_s, loaded, choice, catalog, home, chosen, control, likely=dry_run)
+            fitted = _within(limit_s, loaded, choice, catalog, home, chosen, control, likely=dry_run, here=here)
             for reason, systems in loaded.left_out(catalog, chosen, choice.implementations).items():
                 tell(f"not measured: {', '.join(systems)}: {reason}", err=True)
             if dry_run:
-                _dry(fitted, chosen, limit_s)
+                _dry(fitted, chosen, limit_s, here)
                 return
             if fitted.left_out and limit_s is not None:
                 tell(f"no time within {seconds(limit_s)} for {_named(fitted.left_out)}", err=True)
@@ -229,12 +230,14 @@ def _within(
     device: DeviceKind,
     control: str | None,
     likely: bool,
+    here: bool,
 ) -> Fitted:
     """The plan's cells, of which a limit leaves out what says least."""
     cells = choice.cells(plan, catalog, device)
     if limit_s is None and not likely:
         return Fitted(plan, cells)
-    cost = estimate(plan.sampling, known_of(home, device), device)
+    past = known_of(home, device, {x.case.operator for x in cells})
+    cost = estimate(plan.sampling, past, device, here)
     kept = cells if limit_s is None else budgets.fit(cells, plan.replicates, limit_s, cost, control)
     likely_s = budgets.seconds(kept, plan.replicates, cost)
     return Fitted(budgets.narrowed(plan, kept), kept, budgets.without(cells, kept), likely_s)
@@ -286,32 +289,37 @@ def _after(
         sys.exit(1)
 
 
-def _dry(fitted: Fitted, device: DeviceKind, limit_s: float | None) -> None:
-    """What would be measured, what of it cannot run here, and what the budget leaves no time for."""
+def _dry(fitted: Fitted, device: DeviceKind, limit_s: float | None, here: bool) -> None:
+    """What would be measured, what of it cannot run here, and what the budget leaves no time for; of a device of
+    another machine, what cannot run on such.
+    """
     from ...registry.views.table import Block, line, show
 
-    absent = sum(x.implementation.unavailable(device) is not None for x in fitted.cells)
-    cannot = f" ({absent} marked * cannot run here)" if absent else ""
+    absent = sum(x.implementation.unavailable(device, here) is not None for x in fitted.cells)
+    cannot = f" ({absent} marked * cannot run {'here' if here else f'on {device}'})" if absent else ""
     made = f"{counted(len(fitted.cells), 'row')}{cannot}, {counted(fitted.plan.replicates, 'replicate')}"
     likely = f"likely {seconds(fitted.likely_s)}"
     if limit_s is not None and fitted.likely_s > limit_s:
         likely += f", more than the {seconds(limit_s)} after which it ends; what is not reached then is named"
-    told = line(f"plan {fitted.plan.name}: {made}; {likely}. Nothing was measured.")
-    page: list[Block] = [_cells("", fitted.cells, device)]
+    elsewhere = (
+        "" if here else f" There is no device {device!r} here: what its machine has installed is not known."
+    )
+    told = line(f"plan {fitted.plan.name}: {made}; {likely}. Nothing was measured.{elsewhere}")
+    page: list[Block] = [_cells("", fitted.cells, device, here)]
     if fitted.left_out:
-        page += [line(""), _cells("Left out", fitted.left_out, device)]
+        page += [line(""), _cells("Left out", fitted.left_out, device, here)]
     show([*page, told])
 
 
-def _cells(title: str, cells: Sequence[Cell], device: DeviceKind) -> Table:
-    """A line a case; implementations with a * cannot run here."""
+def _cells(title: str, cells: Sequence[Cell], device: DeviceKind, here: bool) -> Table:
+    """A line a case; implementations with a * cannot run."""
     from ...registry.views.table import Column, Table
 
     table = Table((Column("operator"), Column("case", folds=20), Column("implementations", folds=20)), title)
     cases: dict[tuple[str, str], dict[str, None]] = {}
     for cell in cells:
         state = "" if cell.cache == "cold" else f" ({cell.cache})"
-        mark = "" if cell.implementation.unavailable(device) is None else "*"
+        mark = "" if cell.implementation.unavailable(device, here) is None else "*"
         named = cases.setdefault((cell.case.operator, cell.case.name + state), {})
         named.setdefault(cell.implementation.name + mark)
     for (operator, case), implementations in cases.items():

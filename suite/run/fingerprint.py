@@ -310,12 +310,14 @@ def gpus_here() -> int:
     return 0 if nvml is None else int(nvml.library.nvmlDeviceGetCount())
 
 
-def device_named(name: str | None) -> DeviceKind:
-    """The device asked for, or the best one here. Raises `InputError` for one that is not there."""
+def device_named(name: str | None, elsewhere: bool = False) -> DeviceKind:
+    """The device asked for, or the best one here. Raises `InputError` for one that is not there; with
+    `elsewhere`, for one that is not known.
+    """
     here = devices_here()
     if name is None:
         return here[0]
-    for device in here:
+    for device in DEVICES if elsewhere else here:
         if name == device:
             return device
     raise InputError(f"no device {name!r} here. Here: {', '.join(here)}. Known: {', '.join(DEVICES)}.")

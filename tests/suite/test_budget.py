@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import pytest
-from kernelmark.registry.store.record import Case, Measurement, Record
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import Writer
+from kernelmark.registry.store.record import Case, Header, Measurement, Record, Request
 from kernelmark.suite import budget
-from kernelmark.suite.estimate import BYTES_PER_S, CHECK_S, Cost, estimate
+from kernelmark.suite.estimate import (
+    BYTES_PER_S,
+    CHECK_S,
+    LONGEST_ANSWER_S,
+    LOOKED_AT,
+    PROGRAM_FLOPS_PER_S,
+    Cost,
+    estimate,
+    known,
+)
 from kernelmark.suite.implementation import Implementation
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.plan import Cell, Plan, order
@@ -107,6 +119,37 @@ def test_what_is_not_known_takes_the_plans_limits_and_a_case_is_laid_out_once() 
     both = [cell(large), cell(large, "other", devices=("cuda",))]
     assert estimate(plan().sampling, device="cpu")(both) == 0.5 + CHECK_S + 3
     assert estimate(plan().sampling)(both) == 2 * (0.5 + CHECK_S) + 3  # the same on every machine
+
+
+def test_of_a_device_elsewhere_all_counts_that_runs_on_such() -> None:
+    both = [cell(case(8), devices=("cuda",)), cell(case(8), "other")]
+    absent = dataclasses.replace(both[0].implementation, requires=("not-a-package",))
+    both[0] = dataclasses.replace(both[0], implementation=absent)
+    assert estimate(plan().sampling, device="cuda")(both) == 0.0
+    assert estimate(plan().sampling, device="cuda", here=False)(both) == pytest.approx(0.5 + CHECK_S, abs=0.01)
+
+
+@pytest.mark.parametrize("pass_", ["forward", "program"])
+def test_what_is_large_is_checked_in_part(pass_: Literal["forward", "program"]) -> None:
+    """A call of two million tokens is no reason to leave its case out of a budget of half an hour."""
+    large = msgspec.structs.replace(case(8), flops=10**18, pass_=pass_)
+    once = 10**18 / PROGRAM_FLOPS_PER_S if pass_ == "program" else 0.25
+    assert estimate(plan().sampling)([cell(large)]) == 0.25 + once + CHECK_S + LONGEST_ANSWER_S
+
+
+def test_known_is_what_the_newest_runs_with_one_of_the_operators_took(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for day in range(1, 2 * LOOKED_AT + 1):
+        operator = "gelu" if day <= LOOKED_AT + 1 else "softmax"
+        of = msgspec.structs.replace(case(8), operator=operator)
+        run = f"2026010{day}-000000-0000"
+        header = Header(2, run, "", "", None, False, "tiny", 0, 1, "cpu", "", {}, {}, Request((of,)))
+        with Writer(home.journal(run)) as out:
+            out.write(header)
+            out.write(took(of, float(day)))
+    assert [x.spent_s["sample"] for x in known(home, "cpu", {"gelu"})] == [4.0, 3.0, 2.0]
+    assert [x.spent_s["sample"] for x in known(home, "cpu", {"gelu", "softmax"})] == [6.0, 5.0, 4.0]
+    assert known(home, "cuda", {"gelu"}) == []
 
 
 def test_what_follows_a_clock_takes_as_long_as_its_clock() -> None:

@@ -264,6 +264,21 @@ def test_what_would_be_measured(call, root, plan_file, monkeypatch, tmp_path):
     assert "no operator of plan 'tiny' can be measured at M=8" in err
 
 
+def test_what_would_be_measured_on_a_device_of_another_machine(call, tmp_path):
+    asked = ("run", "--operator", "softmax", "--device", "rocm")
+    code, out, _ = call(*asked, "--dry-run")
+    assert code == 0
+    marked = next(x for x in out.splitlines() if x.startswith("softmax"))
+    assert "kernelmark," in marked  # what it needs is for that machine to say
+    assert "kernelmark_cpu*" not in marked
+    assert "There is no device 'rocm' here: what its machine has installed is not known." in out
+    assert not (tmp_path / "home").exists()
+    code, _, err = call(*asked)
+    assert code == 2
+    assert "no device 'rocm' here. Here: cpu." in err
+    assert call("run", "--device", "abacus", "--dry-run")[0] == 2
+
+
 def test_json_of_a_device(call):
     code, out, _ = call("list", "--json", "--device", "cuda")
     assert code == 0
