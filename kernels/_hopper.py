@@ -44,8 +44,14 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, widths: tuple[int, .
     """Whether tiles of one of these widths take the inputs, of any lengths and any strides that a tensor map
     takes; the device is not looked at.
     """
-    return (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0 and _fits(
-        q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), widths
+    D = q.shape[-1]
+    return v.shape[-1] == D and D % 8 == 0 and power_of_2(D) in widths and loadable(q, k, v)
+
+
+def loadable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether tensor maps take the inputs, of any lengths and head dimensions, and numbers their rows."""
+    return (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0 and _loadable(
+        q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride()
     )
 
 
@@ -53,20 +59,17 @@ Strides = tuple[int, ...]
 
 
 @functools.lru_cache(4096)
-def _fits(
+def _loadable(
     dtype: torch.dtype,
     of_q: torch.Size,
     of_k: torch.Size,
     q_strides: Strides,
     k_strides: Strides,
     v_strides: Strides,
-    widths: tuple[int, ...],
 ) -> bool:
-    B, H, S, D = of_q
+    B, H, S, _ = of_q
     return (
         dtype in (torch.bfloat16, torch.float16)
-        and D % 8 == 0
-        and power_of_2(D) in widths
         and of_k[2] > 0
         and B * H * (S + 2 * ROWS) < 1 << 31
         and _strides_fit(of_q, q_strides)
@@ -164,12 +167,12 @@ def tile_layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayo
 
 
 @functools.lru_cache(4096)
-def mapping(shape: torch.Size, strides: Strides, rows: int, dtype: torch.dtype) -> Says:
+def mapping(shape: torch.Size, strides: Strides, rows: int, dtype: torch.dtype, columns: int = 0) -> Says:
     """What a tensor map of blocks of `rows` rows of one head of a (B, H, S, D) tensor says, but for where the
-    tensor is. Columns of blocks are a power of two.
+    tensor is. Columns of blocks are those, a power of two, or 0 for one block over all.
     """
     D = shape[-1]
-    width = power_of_2(D)
+    width = columns or power_of_2(D)
     # The stride of a dimension of one may be anything; a tensor map wants a valid one.
     valid = [stride if size > 1 else D for size, stride in zip(shape[:-1], strides[:-1], strict=True)]
     layout = tile_layout(rows, width, dtype)
@@ -212,9 +215,9 @@ def placed(x: torch.Tensor, says: Says) -> Placed:
     return Placed(x, says)
 
 
-def tensor_map(x: torch.Tensor, rows: int) -> Placed:
+def tensor_map(x: torch.Tensor, rows: int, columns: int = 0) -> Placed:
     """Of a tensor that is `mappable`: see `mapping`."""
-    return placed(x, mapping(x.shape, x.stride(), rows, x.dtype))
+    return placed(x, mapping(x.shape, x.stride(), rows, x.dtype, columns))
 
 
 def flat_map(x: torch.Tensor, rows: int) -> TensorMap:

@@ -59,6 +59,30 @@ def copy_in(tensor, place, barrier, buffer):  # type: ignore[no-untyped-def]  # 
 
 
 @gluon.jit
+def copy_pieces(tensor, place, barrier, buffers, at, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """`copy_in` of a tile in one piece, or in more by columns, of a tensor (B, H, S, D). They lie in buffers one
+    after the other, from piece `at` times so many on.
+    """
+    if PIECES == 1:
+        copy_in(tensor, place, barrier, buffers.index(at))
+    else:
+        COLUMNS: gl.constexpr = tensor.block_type.shape[3]
+        for i in gl.static_range(PIECES):
+            column = place[3] + i * COLUMNS
+            copy_in(tensor, [place[0], place[1], place[2], column], barrier, buffers.index(at * PIECES + i))
+
+
+@gluon.jit
+def pieces(buffers, at, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """The pieces of a tile, one or three."""
+    if PIECES == 1:
+        found = (buffers.index(at),)
+    else:
+        found = (buffers.index(at * 3), buffers.index(at * 3 + 1), buffers.index(at * 3 + 2))
+    return found
+
+
+@gluon.jit
 def copy_out(tensor, place, buffer):  # type: ignore[no-untyped-def]  # as above
     """Has a tile written at `place`, as far as the tensor goes: of a buffer of more rows the first ones."""
     async_store(tensor, place, _part(buffer, tensor))
@@ -164,18 +188,21 @@ class Ring(Handshake):
         self.empty = empty
 
     @gluon.jit
-    def fetch(self, at, tensor, place):  # type: ignore[no-untyped-def]  # as above
+    def fetch(self, at, tensor, place, PIECES: gl.constexpr = 1):  # type: ignore[no-untyped-def]  # as above
         """The producer's: asks for the tile of a tensor at `place`, once the buffer is empty."""
-        full = self.acquire(at, tensor.block_type.nbytes)
-        copy_in(tensor, place, full, self.buffers.index(at.stage))
+        full = self.acquire(at, PIECES * tensor.block_type.nbytes)
+        copy_pieces(tensor, place, full, self.buffers, at.stage, PIECES)
 
 
 @gluon.jit
 def ring(  # type: ignore[no-untyped-def]  # as above
-    tensor, rows: gl.constexpr, columns: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr
-):
-    """A ring of tiles of a tensor, whose buffers are empty when so many consumers have read them."""
-    buffers = tile_buffers(tensor.dtype, STAGES, rows, columns)
+    tensor, rows: gl.constexpr, columns: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    PIECES: gl.constexpr = 1,
+):  # fmt: skip
+    """A ring of tiles of a tensor, whose buffers are empty when so many consumers have read them. Tiles in pieces
+    lie one piece after the other.
+    """
+    buffers = tile_buffers(tensor.dtype, STAGES * PIECES, rows, columns)
     full = barriers(STAGES, 1)
     empty = barriers(STAGES, CONSUMERS)
     return Ring(buffers, full, empty)
@@ -274,7 +301,9 @@ class Cursors:
 
 @aggregate
 class Pair:
-    """Two tensors' tiles that stay for a whole program, in halves of 64 rows (2, 64, D), with a barrier a half."""
+    """Two tensors' tiles that stay for a whole program, in halves of 64 rows (2, 64, D), with a barrier a half.
+    The first's may be in pieces of columns.
+    """
 
     first: gl.shared_memory_descriptor
     second: gl.shared_memory_descriptor
@@ -287,10 +316,10 @@ class Pair:
         self.full = full
 
     @gluon.jit
-    def fetch(self, half, one, two, place):  # type: ignore[no-untyped-def]  # as above
+    def fetch(self, half, one, two, place, PIECES: gl.constexpr = 1):  # type: ignore[no-untyped-def]  # as above
         """The producer's: asks for a half of both at `place`."""
-        mbarrier.expect(self.full.index(half), 2 * one.block_type.nbytes)
-        copy_in(one, place, self.full.index(half), self.first.index(half))
+        mbarrier.expect(self.full.index(half), PIECES * one.block_type.nbytes + two.block_type.nbytes)
+        copy_pieces(one, place, self.full.index(half), self.first, half, PIECES)
         copy_in(two, place, self.full.index(half), self.second.index(half))
 
     @gluon.jit
@@ -300,16 +329,20 @@ class Pair:
 
 
 @gluon.jit
-def pair(one, two, rows: gl.constexpr, columns: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """Room for two halves of each of two tensors."""
-    first = tile_buffers(one.dtype, 2, rows, columns)
+def pair(  # type: ignore[no-untyped-def]  # as above
+    one, two, rows: gl.constexpr, columns: gl.constexpr, PIECES: gl.constexpr = 1, PART: gl.constexpr = 0
+):
+    """Room for two halves of each of two tensors; PART columns of a piece of the first, 0 for as many as the
+    second's.
+    """
+    first = tile_buffers(one.dtype, 2 * PIECES, rows, PART if PART else columns)
     second = tile_buffers(two.dtype, 2, rows, columns)
     return Pair(first, second, barriers(2, 1))
 
 
 @aggregate
 class PairRing(Handshake):
-    """A ring of tiles of two tensors, which are loaded, read and released together."""
+    """A ring of tiles of two tensors, which are loaded, read and released together; as in a `Pair`."""
 
     first: gl.shared_memory_descriptor
     second: gl.shared_memory_descriptor
@@ -324,19 +357,20 @@ class PairRing(Handshake):
         self.empty = empty
 
     @gluon.jit
-    def fetch(self, at, one, two, place):  # type: ignore[no-untyped-def]  # as above
+    def fetch(self, at, one, two, place, PIECES: gl.constexpr = 1):  # type: ignore[no-untyped-def]  # as above
         """The producer's: asks for the tiles of both at `place`, once the buffers are empty."""
-        full = self.acquire(at, 2 * one.block_type.nbytes)
-        copy_in(one, place, full, self.first.index(at.stage))
+        full = self.acquire(at, PIECES * one.block_type.nbytes + two.block_type.nbytes)
+        copy_pieces(one, place, full, self.first, at.stage, PIECES)
         copy_in(two, place, full, self.second.index(at.stage))
 
 
 @gluon.jit
 def pair_ring(  # type: ignore[no-untyped-def]  # as above
-    one, two, rows: gl.constexpr, columns: gl.constexpr, STAGES: gl.constexpr
-):
-    """A ring for two consumers."""
-    first = tile_buffers(one.dtype, STAGES, rows, columns)
+    one, two, rows: gl.constexpr, columns: gl.constexpr, STAGES: gl.constexpr, PIECES: gl.constexpr = 1,
+    PART: gl.constexpr = 0,
+):  # fmt: skip
+    """A ring for two consumers; PART as in `pair`."""
+    first = tile_buffers(one.dtype, STAGES * PIECES, rows, PART if PART else columns)
     second = tile_buffers(two.dtype, STAGES, rows, columns)
     return PairRing(first, second, barriers(STAGES, 1), barriers(STAGES, 2))
 

@@ -1,5 +1,5 @@
-"""The forward pass of attention for Hopper in tiles of 64 or 128 columns, with a dynamic persistent tile
-scheduler.
+"""The forward pass of attention for Hopper in tiles of values of 64 or 128 columns, with a dynamic persistent
+tile scheduler.
 
 A producer warp group loads tiles of Q, K and V through the tensor memory accelerator, consumer warp groups compute
 64 rows each, and in each the scores of the next block of keys are multiplied while the values of this one are:
@@ -9,6 +9,11 @@ At 64 columns a block's exponentials take the exponential unit about as long as 
 units. Two groups leave both idle while they look for maxima, add up and round; a third has work for them then, as
 in FlashAttention-3's tiles of 192 rows, and the three take turns at the matrix units (ping-pong). At 128 columns
 registers hold only two, which are as fast without turns, and under a causal mask faster.
+
+Queries and keys may have other columns than values, up to 192: latent attention's have 128 and 64 that are turned
+beside values of 128. 192 is no power of two, so their tiles lie in three pieces of 64 columns, as the tensor
+memory accelerator and the matrix units take them anyway, and S is the sum of three products. Shared memory has no
+room for results then: they are written through pointers.
 
 A tile is 128 or 192 query rows of one head. A row's place is counted in keys: the last query's is the last
 key's, also where there are more of these than queries, so that under a causal mask a row's place is the last
@@ -42,7 +47,7 @@ numbers.
 | `tiles.ready` | the next tile | producer | 1 | all groups, 0 |
 | `tiles.free` | the same | each group, the tile read | groups | producer, 1 |
 
-Taken for what `_hopper.fits` approves of with D up to 128.
+Taken for what `takes` approves of.
 No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 """
 
@@ -62,8 +67,10 @@ from .._hopper import (
     KEYS,
     ROWS,
     Strides,
+    fits,
     kernel_key,
     launch,
+    loadable,
     mapping,
     placed,
     product_layout,
@@ -75,9 +82,9 @@ from .._pipeline import (
     aggregate,
     at_buffer,
     barriers,
-    copy_in,
     copy_out,
     cursor,
+    pieces,
     ring,
     tile_buffers,
     tile_queue,
@@ -87,10 +94,11 @@ from ._softmax import apply_mask, capped, first_block, last_values, scales, scor
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: columns of a tile; the mask, a window of 0 being none; whether keys beyond the
-    last must be hidden; whether the first query may lie within a group; head dimension; consumer groups, whether
-    they take turns at the matrix units, buffers of K and of V, registers of a consumer's thread; what products of
-    queries and keys are multiplied with before tanh, 0 without a cap; rows of a group, keys of a block.
+    """A kernel at compile time: columns of a tile of values; the mask, a window of 0 being none; whether keys
+    beyond the last must be hidden; whether the first query may lie within a group; the values' head dimension;
+    consumer groups, whether they take turns at the matrix units, buffers of K and of V, registers of a consumer's
+    thread; what products of queries and keys are multiplied with before tanh, 0 without a cap; pieces that tiles
+    of Q and K have by columns, and columns of one, 0 for as many as values have; rows of a group, keys of a block.
     """
 
     width: int
@@ -104,13 +112,43 @@ class Config:
     stages: int
     registers: int
     inner: float = 0.0
+    pieces: int = 1
+    part: int = 0
     rows: int = ROWS
     keys: int = KEYS
+
+    @property
+    def columns(self) -> int:
+        """Of a piece of Q and K."""
+        return self.part or self.width
 
 
 DIVISIONS = {64: (3, True, 3, 160), 128: (2, False, 2, 240)}
 """A tile's groups, whether they take turns, buffers and registers, by columns; what a smaller D leaves of these is
 zeros. Registers are what a multiprocessor has for so many groups, the producer left 32."""
+MIXED = {(64, 128): (2, False, 3, 240), (128, 64): (3, True, 3, 160), (192, 128): (2, False, 2, 240)}
+"""The same where queries and keys have other columns than values: the former's, then the latter's."""
+PIECE = 64
+"""Columns of a piece where queries and keys have 192: what 128 bytes hold, over which tiles are swizzled."""
+
+
+def columns(D: int) -> int:
+    """Of a tile of queries or keys: a power of two, or 192."""
+    return 192 if 128 < D <= 192 else power_of_2(D)
+
+
+def divided(D: int) -> tuple[int, int]:
+    """(pieces, columns of a piece) of a tile of queries or keys."""
+    return (3, PIECE) if columns(D) == 192 else (1, columns(D))
+
+
+def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether this kernel computes attention of such tensors; the device is not looked at."""
+    D, Dv = q.shape[-1], v.shape[-1]
+    if Dv == D:
+        return fits(q, k, v)
+    mixed = (columns(D), power_of_2(Dv)) in MIXED and D % 8 == 0 and Dv % 8 == 0
+    return mixed and loadable(q, k, v)
 
 
 @aggregate
@@ -187,17 +225,16 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         row = start - (grid.keys - grid.queries)
         key = last * c.keys
         # Keys do not wait for those who still use the queries before.
-        pipes.k.fetch(at_k, k, [batch, key_head, key, 0])
+        pipes.k.fetch(at_k, k, [batch, key_head, key, 0], c.pieces)
         for i in gl.static_range(GROUPS):
-            full = pipes.q.acquire(at_buffer(i, q_phase), q.block_type.nbytes)
-            copy_in(q, [batch, head, row + i * c.rows, 0], full, pipes.q.buffers.index(i))
+            pipes.q.fetch(at_buffer(i, q_phase), q, [batch, head, row + i * c.rows, 0], c.pieces)
         q_phase ^= 1
         for j in range(0, last + 1 - low):
             at_k = at_k.advanced()
             pipes.v.fetch(at_v, v, [batch, key_head, key - j * c.keys, 0])
             at_v = at_v.advanced()
             if j < last - low:
-                pipes.k.fetch(at_k, k, [batch, key_head, key - (j + 1) * c.keys, 0])
+                pipes.k.fetch(at_k, k, [batch, key_head, key - (j + 1) * c.keys, 0], c.pieces)
         t = take(counter, total)
         tile_phase = pipes.tiles.push(t, tile_phase)
 
@@ -225,8 +262,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     sums: gl.constexpr = product_layout(WIDTH)
     score_rows: gl.constexpr = gl.SliceLayout(1, score)
     sums_rows: gl.constexpr = gl.SliceLayout(1, sums)
-    q = pipes.q.buffers.index(GROUP)
-    o = staged.index(GROUP)
+    q = pieces(pipes.q.buffers, GROUP, c.pieces)
     zero = gl.zeros([ROWS, KEYS], gl.float32, score)
     rows = gl.arange(0, c.rows, score_rows)
     at = Cursors(cursor(0, c.stages), cursor(0, c.stages), gl.to_tensor(1 if GROUP == 0 else 0))
@@ -299,20 +335,31 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             gl.store(lse + (head * grid.queries + row) + rows, level, mask=stored)
             share = gl.where(empty, 0.0, shrunk / row_sum)
             acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
-            if c.straddled and row < 0:
-                at_rows = row + gl.arange(0, c.rows, sums_rows)
-                columns = gl.arange(0, c.width, gl.SliceLayout(0, sums))
-                origin = (head // grid.per_batch) * out.strides[0] + (head % grid.per_batch) * out.strides[1]
-                places = gl.expand_dims(origin + at_rows * out.strides[2], 1) + gl.expand_dims(columns, 0)
-                there = gl.expand_dims((at_rows >= 0) & (at_rows < grid.queries), 1)
-                gl.store(plain + places, acc.to(out.dtype), mask=there & gl.expand_dims(columns < c.D, 0))
+            if staged is None:  # noqa: SIM114  # a constexpr by itself: Triton leaves the code out
+                _write(out, plain, acc, head, row, grid, c)
+            elif c.straddled and row < 0:
+                _write(out, plain, acc, head, row, grid, c)
             else:
                 tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
+                o = staged.index(GROUP)
                 o.store(acc.to(out.dtype))
                 fence_async_shared()
                 copy_out(out, [head // grid.per_batch, head % grid.per_batch, row, 0], o)
         t, tile_phase = pipes.tiles.pop(tile_phase)
-    tma.store_wait(pendings=0)
+    if staged is not None:
+        tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def _write(out, plain, acc, head, row, grid, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """A group's results through pointers: of rows from `row` on, which may be negative, those that there are."""
+    layout: gl.constexpr = acc.type.layout
+    rows = row + gl.arange(0, c.rows, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, c.width, gl.SliceLayout(0, layout))
+    origin = (head // grid.per_batch) * out.strides[0] + (head % grid.per_batch) * out.strides[1]
+    places = gl.expand_dims(origin + rows * out.strides[2], 1) + gl.expand_dims(columns, 0)
+    there = gl.expand_dims((rows >= 0) & (rows < grid.queries), 1)
+    gl.store(plain + places, acc.to(out.dtype), mask=there & gl.expand_dims(columns < c.D, 0))
 
 
 @gluon.jit(
@@ -327,9 +374,12 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     the scores, without values, None for none; numbers as in `Grid`. With a cap `scale` is that times log₂e.
     """
     grid = Grid(n, heads, per_batch, groups, section, queries, keys, end)
-    q_ring = ring(q, c.rows, c.width, c.groups, 1)
-    staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
-    k_ring = ring(k, c.keys, c.width, c.stages, c.groups)
+    q_ring = ring(q, c.rows, c.columns, c.groups, 1, c.pieces)
+    if c.pieces == 1:
+        staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
+    else:
+        staged: gl.constexpr = None
+    k_ring = ring(k, c.keys, c.columns, c.stages, c.groups, c.pieces)
     v_ring = ring(v, c.keys, c.width, c.stages, c.groups)
     pipes = Pipes(q_ring, k_ring, v_ring, barriers(c.groups, 1 if c.pingpong else 0), tile_queue(c.groups))
     gl.warp_specialize(
@@ -358,8 +408,7 @@ def forward(
 ) -> None:
     """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. A window of 0 is
     none, as is a cap. The last query and the last key are in one place. `section`: query heads whose tiles are
-    taken before others' are. For inputs that `_hopper.fits` approves of for the columns of DIVISIONS; sinks (H,)
-    are contiguous.
+    taken before others' are. For inputs that `takes` approves of; sinks (H,) are contiguous.
     """
     of_sinks = None if sinks is None else sinks.dtype
     run(planned(q, k, v, out, causal, window, section, of_sinks, cap), q, k, v, out, lse, sinks)
@@ -378,7 +427,9 @@ def planned(
 ) -> "Plan":
     """What holds for all tensors of these shapes, strides, dtypes and device."""
     strides = q.stride(), k.stride(), v.stride(), out.stride()
-    return _plan(q.shape, k.shape, *strides, q.dtype, q.device, causal, window, section, of_sinks, cap)
+    return _plan(
+        q.shape, k.shape, v.shape[-1], *strides, q.dtype, q.device, causal, window, section, of_sinks, cap
+    )
 
 
 def run(
@@ -418,6 +469,7 @@ class Plan(NamedTuple):
 def _plan(
     of_q: torch.Size,
     of_k: torch.Size,
+    Dv: int,
     q_strides: Strides,
     k_strides: Strides,
     v_strides: Strides,
@@ -432,11 +484,13 @@ def _plan(
 ) -> Plan:
     B, H, S, D = of_q
     heads, keys = of_k[1:3]
-    width = power_of_2(D)
+    width = power_of_2(Dv)
+    count, part = divided(D)
+    division = DIVISIONS[width] if Dv == D else MIXED[columns(D), width]
     ahead = keys - S
     tail, straddled = not causal and keys % KEYS != 0, causal and ahead % ROWS != 0
     scale, inner = scales(D, cap)
-    c = Config(width, causal, window, tail, straddled, D, *DIVISIONS[width], inner)
+    c = Config(width, causal, window, tail, straddled, Dv, *division, inner, count, part)
     tile = c.rows * c.groups
     if causal:
         # A group's 64 rows begin at a multiple of 64, so that the diagonal cuts one block of keys only.
@@ -450,8 +504,8 @@ def _plan(
         B * H * n,
         c,
         (n, B * H, H, H // heads, min(section, B * H), S, keys, end, scale),
-        mapping(of_q, q_strides, c.rows, dtype),
-        mapping(of_k, k_strides, c.keys, dtype),
-        mapping(of_k, v_strides, c.keys, dtype),
-        mapping(of_q, out_strides, c.rows, dtype),
+        mapping(of_q, q_strides, c.rows, dtype, part),
+        mapping(of_k, k_strides, c.keys, dtype, part),
+        mapping(torch.Size((*of_k[:3], Dv)), v_strides, c.keys, dtype),
+        mapping(torch.Size((*of_q[:3], Dv)), out_strides, c.rows, dtype),
     )

@@ -211,7 +211,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     sums: gl.constexpr = product_layout(WIDTH)
     score_rows: gl.constexpr = gl.SliceLayout(1, score)
     sums_rows: gl.constexpr = gl.SliceLayout(1, sums)
-    q = pipes.q.buffers.index(GROUP)
+    q = (pipes.q.buffers.index(GROUP),)
     o = staged.index(GROUP)
     zero = gl.zeros([ROWS, KEYS], gl.float32, score)
     within = gl.arange(0, c.rows, score_rows)

@@ -178,7 +178,7 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     # The first query that sees a key, in tokens of the sequence.
     seer = key + HALF * c.rows - offset + gl.arange(0, c.rows, gl.SliceLayout(1, score))
     columns = gl.arange(0, c.rows, gl.SliceLayout(0, score))
-    dk = gl.zeros([ROWS, WIDTH], gl.float32, sums)
+    dk = (gl.zeros([ROWS, WIDTH], gl.float32, sums),)
     dv = gl.zeros([ROWS, WIDTH], gl.float32, sums)
     resident.wait(HALF)
     at = cursor(0, c.stages)
@@ -197,7 +197,7 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
                 fill_tail(q, length - j * c.rows, row, c.rows, c.width, 32)
                 # With a fence and a barrier, for both.
                 clear_tail(g, length - j * c.rows, c.rows, c.width)
-            p, dp = scored(k, v, q, g, level, zero, scale, 0)
+            p, dp = scored((k,), v, (q,), g, level, zero, scale, 0)
             if c.causal:  # noqa: SIM102  # a constexpr by itself: Triton leaves the code out
                 if j * c.rows < key + 2 * c.rows - 1 - offset:
                     p = gl.where(gl.expand_dims(j * c.rows + columns, 0) >= gl.expand_dims(seer, 1), p, 0.0)
@@ -205,7 +205,7 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             at = at.advanced()
     row = key + HALF * c.rows
     write_rows(
-        dk_out, dk_plain, (dk * root).to(dtype), k, key_start, row, keys, head, listed.heads, c.rows, c.width
+        dk_out, dk_plain, (dk[0] * root).to(dtype), k, key_start, row, keys, head, listed.heads, c.rows, c.width
     )
     write_rows(dv_out, dv_plain, dv.to(dtype), v, key_start, row, keys, head, listed.heads, c.rows, c.width)
 
@@ -297,7 +297,7 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
     place = (gl.cast(head, gl.int64) * listed.slots + start // (2 * c.rows) + sequence) * 2 * c.rows
     level = gl.load(lse + place + own)
     of_row = gl.load(delta + place + own)
-    dq = gl.zeros([ROWS, WIDTH], gl.float32, sums)
+    dq = (gl.zeros([ROWS, WIDTH], gl.float32, sums),)
     resident.wait(HALF)
     at = cursor(0, c.stages)
     for j in range(0, count):
@@ -307,7 +307,7 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
         if (j + 1) * c.rows > keys:
             clear_tail(k, keys - j * c.rows, c.rows, c.width)
             clear_tail(v, keys - j * c.rows, c.rows, c.width)
-        p, dp = scored(q, g, k, v, level, zero, scale, 1)
+        p, dp = scored((q,), g, (k,), v, level, zero, scale, 1)
         if (j + 1) * c.rows > clear:
             # Of keys beyond the sequence too: 2^(0 - lse) can overflow, and inf · 0 is NaN.
             if c.causal:
@@ -317,7 +317,9 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
             p = gl.where(seen, p, 0.0)
         dq = add_to_queries(p, dp, dq, of_row, stream, at)
         at = at.advanced()
-    write_rows(dq_out, dq_plain, (dq * root).to(dtype), q, start, row, length, head, listed.heads, c.rows, c.width)
+    write_rows(
+        dq_out, dq_plain, (dq[0] * root).to(dtype), q, start, row, length, head, listed.heads, c.rows, c.width
+    )
 
 
 @gluon.jit(do_not_specialize=["rows", "heads", "section", "groups", "slots"])

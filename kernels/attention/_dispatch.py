@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from .._common import capability, power_of_2
+from .._common import capability
 from .._launch import room
 from ._portable_backward import planned_backward, planned_gradient_in_sinks
 from ._portable_forward import planned_forward
@@ -116,7 +116,7 @@ def launch_forward(
     window = bounded(window, S, Sk)
     lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
     hopper = hopper_modules(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
-    if _portable("forward", q, v, sinks, cap):
+    if _portable("forward", sinks, cap):
         hopper = None
     out = output_like(q, v) if out is None else out
     if out.numel() == 0:
@@ -125,13 +125,13 @@ def launch_forward(
         hopper = None
     if hopper is not None and not hopper.common.mappable(out):  # it was given
         hopper = None
-    if hopper is not None and hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS):
+    if hopper is not None:
         logits = None if sinks is None else sinks.contiguous()
-        if power_of_2(D) in hopper.forward.DIVISIONS and schedule is None:
+        if schedule is None and hopper.forward.takes(q, k, v):
             section = _section(q, k, causal, window)
             hopper.forward.forward(q, k, v, out, lse, causal, window, section, logits, cap)
             return out, lse
-        if Sk == S:
+        if Sk == S and hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS):
             hopper.paired.forward(q, k, v, out, lse, causal, window, schedule, logits, cap)
             return out, lse
     q, k, v = row_contiguous(q), row_contiguous(k), row_contiguous(v)
@@ -140,19 +140,9 @@ def launch_forward(
     return out, lse
 
 
-def _portable(
-    part: Literal["forward", "backward"],
-    q: torch.Tensor,
-    v: torch.Tensor,
-    sinks: torch.Tensor | None,
-    cap: float,
-) -> bool:
+def _portable(part: Literal["forward", "backward"], sinks: torch.Tensor | None, cap: float) -> bool:
     """Whether the portable kernels alone compute this pass."""
-    return (
-        v.shape[-1] != q.shape[-1]
-        or (sinks is not None and (part, "sinks") not in TAKEN)
-        or (cap > 0 and (part, "cap") not in TAKEN)
-    )
+    return (sinks is not None and (part, "sinks") not in TAKEN) or (cap > 0 and (part, "cap") not in TAKEN)
 
 
 def _section(q: torch.Tensor, k: torch.Tensor, causal: bool, window: int) -> int:
@@ -181,9 +171,11 @@ def prepare_forward(
     B, H, S, D = q.shape
     device, short = q.device, max(S, k.shape[2]) < SHORT[D > 64]
     hopper = hopper_modules(device) if "forward" in HOPPER else None
-    portable = hopper is None or short or _portable("forward", q, v, sinks, cap)
+    portable = hopper is None or short or _portable("forward", sinks, cap)
     if q.numel() == 0 or v.numel() == 0:
         return launch_forward
+    if hopper is not None and v.shape[-1] != D and not hopper.forward.takes(q, k, v):
+        portable = True
     window = bounded(window, S, k.shape[2])
     if portable:
         like_these = row_contiguous(q), row_contiguous(k), row_contiguous(v)
@@ -208,14 +200,13 @@ def prepare_forward(
 
         return launched_portable
     assert hopper is not None
-    if power_of_2(D) not in hopper.forward.DIVISIONS or not hopper.common.fits(
-        q, k, v, hopper.common.FORWARD_WIDTHS
-    ):
+    if not hopper.forward.takes(q, k, v):
         return launch_forward
     of_sinks = None if sinks is None else sinks.dtype
     section = _section(q, k, causal, window)
-    plan = hopper.forward.planned(q, k, v, like(q), causal, window, section, of_sinks, cap)
-    run, output, of_lse = hopper.forward.run, _made(like(q)), room((B, H, S), torch.float32, device)
+    out = output_like(q, v)
+    plan = hopper.forward.planned(q, k, v, out, causal, window, section, of_sinks, cap)
+    run, output, of_lse = hopper.forward.run, _made(out), room((B, H, S), torch.float32, device)
 
     def launched(
         q: torch.Tensor,
@@ -257,7 +248,7 @@ def launch_backward(
 ) -> tuple[Any, Any, Any, Any]:
     """dQ, dK, dV, in `gradients` if these are given, and the gradient in sinks, empty where there are none. `lse`
     and the gradient in it are of base 2. `path` as in `launch_forward`; the unordered kernel for Hopper is taken
-    where none is asked for, nor PyTorch for deterministic algorithms.
+    where none is asked for, nor PyTorch for deterministic algorithms, and values are as wide as keys.
     """
     S, Sk = q.shape[2], k.shape[2]
     window = bounded(window, S, Sk)
@@ -266,13 +257,13 @@ def launch_backward(
     if dq.numel() == 0 or dk.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_(), ds.zero_()
     q, k, v, grad = row_contiguous(q), row_contiguous(k), row_contiguous(v), row_contiguous(grad)
-    fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
+    fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled() or q.shape[-1] != v.shape[-1]
     hopper = hopper_modules(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
     if hopper is not None and not (
-        hopper.common.fits(q, k, v) and _sized(hopper, S, Sk, causal, window, cap, fixed)
+        hopper.forward.takes(q, k, v) and _sized(hopper, S, Sk, causal, window, cap, fixed)
     ):
         hopper = None
-    if _portable("backward", q, v, sinks, cap):
+    if _portable("backward", sinks, cap):
         hopper = None
     if hopper is not None:
         grad, out = hopper.common.mapped(grad), hopper.common.mapped(out)
@@ -324,6 +315,7 @@ def prepare_backward(
     """
     S, Sk = q.shape[2], k.shape[2]
     hopper = hopper_modules(q.device) if "backward" in HOPPER else None
+    mixed = q.shape[-1] != v.shape[-1]
     plain = all(x is row_contiguous(x) for x in (q, k, v, grad)) and lse.is_contiguous()
     if not plain or q.numel() == 0 or v.numel() == 0 or Sk == 0:
         return launch_backward
@@ -333,8 +325,8 @@ def prepare_backward(
     of_sinks = _made(like_sinks(q, sinks))
     if (
         hopper is None
-        or _portable("backward", q, v, sinks, cap)
-        or not (hopper.common.fits(q, k, v) and _sized(hopper, S, Sk, causal, window, cap, False))
+        or _portable("backward", sinks, cap)
+        or not (hopper.forward.takes(q, k, v) and _sized(hopper, S, Sk, causal, window, cap, mixed))
     ):
         tma = _descriptors(None, q, k, v, grad)
         kernels = planned_backward(q, k, v, grad, out, gradients, causal, window, cap, tma)
@@ -363,7 +355,7 @@ def prepare_backward(
 
         return portable
     mappable = hopper.common.mappable
-    if not (mappable(grad) and mappable(out) and lse.data_ptr() % 16 == 0 and hopper.backward.AVAILABLE):
+    if mixed or not (mappable(grad) and mappable(out) and lse.data_ptr() % 16 == 0 and hopper.backward.AVAILABLE):
         return launch_backward
     of_rows = hopper.deterministic.planned_statistics(out, grad)
     plan = hopper.backward.planned(grad, q, k, v, *gradients, causal, window, cap=cap)

@@ -19,8 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .._hopper import product_layout, unpack
-from .._pipeline import Cursor, Exchange, add_out, barriers
-from ._softmax import capped, pack
+from .._pipeline import Cursor, Exchange, add_out, barriers, pieces
+from ._softmax import capped, pack, products
 
 
 @gluon.jit
@@ -36,10 +36,11 @@ def scored(  # type: ignore[no-untyped-def]  # as above
     own, own_other, tile, tile_other, level, zero, scale, AXIS: gl.constexpr
 ):
     """(P before its mask, dP still being multiplied) of a consumer's own rows with a tile: K and V with Q and dO
-    where the log-sum-exp is by column (AXIS 0), Q and dO with K and V where it is by row (1).
+    where the log-sum-exp is by column (AXIS 0), Q and dO with K and V where it is by row (1). Q and K are tuples
+    of pieces, as in `products`.
     """
     # S = Q·Kᵀ, dP = dO·Vᵀ, or both transposed
-    s = warpgroup_mma(own, tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = products(own, tile, zero)
     dp = warpgroup_mma(own_other, tile_other.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
     # P = 2^(S·scale - lse)
@@ -52,36 +53,53 @@ def add_to_keys(  # type: ignore[no-untyped-def]  # as above
     p, dp, dk, dv, stream, at, delta, base, j, columns, c: gl.constexpr
 ):
     """(dK, dV) with those of a tile of queries, which it releases; their delta is read `base` + j tiles behind
-    `delta`.
+    `delta`. dK is a tuple of pieces.
     """
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dk.type.layout, k_width=2)
-    q = stream.first.index(at.stage)
+    of_values: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dv.type.layout, k_width=2)
+    of_keys: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dk[0].type.layout, k_width=2)
+    q = pieces(stream.first, at.stage, len(dk))
     g = stream.second.index(at.stage)
-    weights = gl.convert_layout(p.to(q.dtype), operand)
+    weights = gl.convert_layout(p.to(g.dtype), of_values)
     # dV += Pᵀ·dO
     dv = warpgroup_mma(weights, g, dv, is_async=True)
-    of_row = gl.load(delta + base + j * c.rows + columns)
+    of_row = gl.load(delta + base + j * c.tile + columns)
     dp = warpgroup_mma_wait(1, deps=[dp])
     # dS = P ∘ (dP - delta)
-    ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 0))).to(q.dtype), operand)
+    ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 0))).to(g.dtype), of_keys)
     # dK += dSᵀ·Q
-    dk = warpgroup_mma(ds, q, dk, is_async=True)
-    dv, dk, weights, ds = warpgroup_mma_wait(0, deps=[dv, dk, weights, ds])
+    if len(dk) == 1:
+        one = warpgroup_mma(ds, q[0], dk[0], is_async=True)
+        dv, one, weights, ds = warpgroup_mma_wait(0, deps=[dv, one, weights, ds])
+        dk = (one,)
+    else:
+        one = warpgroup_mma(ds, q[0], dk[0], is_async=True)
+        two = warpgroup_mma(ds, q[1], dk[1], is_async=True)
+        three = warpgroup_mma(ds, q[2], dk[2], is_async=True)
+        dv, one, two, three, weights, ds = warpgroup_mma_wait(0, deps=[dv, one, two, three, weights, ds])
+        dk = (one, two, three)
     stream.release(at)
     return dk, dv
 
 
 @gluon.jit
 def add_to_queries(p, dp, dq, of_row, stream, at):  # type: ignore[no-untyped-def]  # as above
-    """dQ with that of a tile of keys, which it releases."""
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dq.type.layout, k_width=2)
-    k = stream.first.index(at.stage)
+    """dQ, a tuple of pieces, with that of a tile of keys, which it releases."""
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dq[0].type.layout, k_width=2)
+    k = pieces(stream.first, at.stage, len(dq))
     dp = warpgroup_mma_wait(0, deps=[dp])
     # dS = P ∘ (dP - delta)
-    ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 1))).to(k.dtype), operand)
+    ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 1))).to(stream.first.dtype), operand)
     # dQ += dS·K
-    dq = warpgroup_mma(ds, k, dq, is_async=True)
-    dq, ds = warpgroup_mma_wait(0, deps=[dq, ds])
+    if len(dq) == 1:
+        one = warpgroup_mma(ds, k[0], dq[0], is_async=True)
+        one, ds = warpgroup_mma_wait(0, deps=[one, ds])
+        dq = (one,)
+    else:
+        one = warpgroup_mma(ds, k[0], dq[0], is_async=True)
+        two = warpgroup_mma(ds, k[1], dq[1], is_async=True)
+        three = warpgroup_mma(ds, k[2], dq[2], is_async=True)
+        one, two, three, ds = warpgroup_mma_wait(0, deps=[one, two, three, ds])
+        dq = (one, two, three)
     stream.release(at)
     return dq
 

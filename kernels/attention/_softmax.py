@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 from triton.language.core import _aggregate as aggregate
 
 from .._hopper import LOG2E, LOWEST, unpack
-from .._pipeline import Cursors
+from .._pipeline import Cursors, pieces
 
 _LOG2E = gl.constexpr(LOG2E)
 RESCALE_THRESHOLD = gl.constexpr(8.0)
@@ -191,12 +191,24 @@ def lane_sums(p):  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
+def products(a, b, zero):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """A·Bᵀ, not waited for, of tiles that are tuples of as many pieces (rows, columns), whose columns follow each
+    other.
+    """
+    COUNT: gl.constexpr = len(a)
+    s = zero
+    for i in gl.static_range(COUNT):
+        # S += Aᵢ·Bᵢᵀ
+        s = warpgroup_mma(a[i], b[i].permute((1, 0)), s, use_acc=i > 0, is_async=True)
+    return s
+
+
+@gluon.jit
 def scores(q, pipes, zero, at):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(S = Q·Kᵀ with a tile's first block of keys, the next places)."""
+    """(S = Q·Kᵀ with a tile's first block of keys, the next places). Q as in `products`."""
     pipes.k.wait(at.k)
     # S = Q·Kᵀ
-    s = warpgroup_mma(q, pipes.k.buffers.index(at.k.stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, deps=[s])
+    s = warpgroup_mma_wait(0, deps=[products(q, pieces(pipes.k.buffers, at.k.stage, len(q)), zero)])
     pipes.k.release(at.k)
     return s, Cursors(at.k.advanced(), at.v, at.pingpong)
 
@@ -230,9 +242,9 @@ def step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, pipes, zero, state, at, limit, scale, c: gl.constexpr,
     GROUP: gl.constexpr, SPAN: gl.constexpr, HIGH: gl.constexpr, LOW: gl.constexpr, INNER: gl.constexpr = 0.0,
 ):  # fmt: skip
-    """One block of keys, with the values of the block before, whose P the state has: (state, next places). HIGH
-    and LOW: which ends of what rows see may cut it, as in `apply_mask`. The row max lags behind by
-    RESCALE_THRESHOLD at most, for P and row sums alike. Scores that are capped are tanh(S·INNER).
+    """One block of keys, with the values of the block before, whose P the state has: (state, next places). Q as
+    in `products`. HIGH and LOW: which ends of what rows see may cut it, as in `apply_mask`. The row max lags
+    behind by RESCALE_THRESHOLD at most, for P and row sums alike. Scores that are capped are tanh(S·INNER).
     """
     pingpong = at.pingpong
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=state.o.type.layout, k_width=2)
@@ -241,7 +253,7 @@ def step(  # type: ignore[no-untyped-def]  # Triton's types are its own
         mbarrier.wait(pipes.pingpong.index(GROUP), pingpong)
         pingpong = pingpong ^ 1
     # S = Q·Kᵀ
-    s = warpgroup_mma(q, pipes.k.buffers.index(at.k.stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = products(q, pieces(pipes.k.buffers, at.k.stage, len(q)), zero)
     pipes.v.wait(at.v)
     before = unpack(state.p, pipes.v.buffers.dtype, operand)
     # O += P·V, of the block before

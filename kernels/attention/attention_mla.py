@@ -1,4 +1,4 @@
-"""Latent attention of a prompt: the portable kernels of `attention`, for values of another dimension."""
+"""Latent attention of a prompt: `attention` of values of another dimension than keys."""
 
 from __future__ import annotations
 

@@ -51,6 +51,11 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
         # As context parallel attention has them: a rank's queries and more keys.
         {"B": 1, "H": 2, "Hkv": 1, "S": 1024, "Sk": 2048, "D": 128, "mask": "full"},
     ),
+    "attention_mla": (
+        {"B": 1, "H": 2, "S": 2048, "D": 192, "Dv": 128, "mask": "full"},
+        {"B": 1, "H": 2, "S": 1000, "D": 96, "Dv": 64},
+        {"B": 1, "H": 2, "S": 2048, "D": 64, "Dv": 128},
+    ),
     "attention_mla_decode": ({"B": 1, "Sq": 2, "H": 16, "S": 2048, "C": 512, "R": 64, "page": 64},),
     "attention_varlen": (
         *({"B": 2, "H": 2, "Hkv": Hkv, "S": 2048, "D": D} for Hkv, D in ((1, 64), (2, 256))),

@@ -133,6 +133,46 @@ def test_forward_on_hopper_by_columns(monkeypatch, hopper):
     assert kernel(256) == (hopper.paired, (True, 0, None))
 
 
+@pytest.mark.parametrize(
+    ("D", "Dv", "keys", "takes"),
+    [
+        (192, 128, 512, True),
+        (136, 72, 300, True),
+        (96, 64, 512, True),
+        (64, 128, 512, True),
+        (192, 64, 512, False),  # no model's
+        (256, 128, 512, False),
+        (192, 32, 512, False),
+        (180, 128, 512, False),  # rows of no multiple of 16 bytes
+        (192, 128, 0, False),
+    ],
+)
+def test_values_of_other_columns_on_hopper(monkeypatch, hopper, D, Dv, keys, takes):
+    """Both passes, the backward one by the deterministic kernels; prepared or not, the same have them."""
+    taken = []
+    for name in ("forward", "run"):
+        monkeypatch.setattr(hopper.forward, name, lambda *given: taken.append("hopper"))
+    monkeypatch.setattr(hopper.deterministic, "statistics", lambda out, grad, lse: (lse, lse))
+    monkeypatch.setattr(hopper.deterministic, "backward", lambda *given: taken.append("hopper"))
+    for name in ("planned_forward", "planned_backward"):
+        monkeypatch.setattr(module, name, lambda *_: lambda *given: taken.append("portable"))
+    q, k = (torch.zeros(1, 2, S, D, dtype=torch.bfloat16) for S in (512, keys))
+    v = torch.zeros(1, 2, keys, Dv, dtype=torch.bfloat16)
+    assert hopper.forward.takes(q, k, v) is takes
+    if not keys:
+        return
+    out, lse = module.launch_forward(q, k, v, False)
+    assert out.shape == (1, 2, 512, Dv)
+    assert module.prepare_forward(q, k, v, False, 0)(q, k, v, False, 0)[0].shape == out.shape
+    rest = False, 0, None, None, 0.0
+    module.launch_backward(out, q, k, v, out, lse, *rest)
+    module.prepare_backward(out, q, k, v, out, lse, *rest)(out, q, k, v, out, lse, *rest)
+    # Gradients of fewer keys than queries are none of theirs.
+    assert (
+        taken == ["hopper" if takes else "portable"] * 2 + ["hopper" if takes and keys == 512 else "portable"] * 2
+    )
+
+
 def test_an_output_that_no_tensor_map_takes_is_written_by_the_portable_kernels(monkeypatch, hopper):
     taken = []
     monkeypatch.setattr(hopper.forward, "forward", lambda *given: taken.append("hopper"))

@@ -84,18 +84,20 @@ def test_forward(half, causal, window, keys):
     assert blocks == set(range(n))
 
 
-@given(st.integers(1, 8), st.booleans(), windows | st.just(0), st.booleans())
-def test_backward(n, causal, window, of_keys):
-    """The walk over queries of a block of keys, and over keys of a block of queries."""
+@given(st.integers(1, 8), st.booleans(), windows | st.just(0), st.booleans(), st.sampled_from([32, 64]))
+def test_backward(n, causal, window, of_keys, tile):
+    """The walk over queries of a block of keys, and over keys of a block of queries, in tiles."""
+    ratio = 2 * ROWS // tile
     for block in range(n):
         before, after = (not causal, True) if of_keys else (True, not causal)
-        first, end = deterministic._walk.fn(block, 2 * n, before, after, ROWS, window)
-        for j in range(2 * n):
-            one, other = places(block, 2 * ROWS), places(j, ROWS)
+        first, end = deterministic._walk.fn(block, ratio * n, before, after, ROWS, window, tile)
+        for j in range(ratio * n):
+            one, other = places(block, 2 * ROWS), places(j, tile)
             mask = seen(other, one, causal, window) if of_keys else seen(one, other, causal, window)
             assert (first <= j < end) == bool(mask.any())
             if first <= j < end and (causal or window):
-                assert deterministic._cut.fn(j - 2 * block, before, after, ROWS, window) != bool(mask.all())
+                cut = deterministic._cut.fn(j - ratio * block, before, after, ROWS, window, tile)
+                assert cut != bool(mask.all())
 
 
 @pytest.mark.usefixtures("_played")
@@ -129,9 +131,12 @@ def _played(monkeypatch):
     )
 
 
-def draw(B, H, Hkv, S, D, layout="bhsd"):
+def draw(B, H, Hkv, S, D, layout="bhsd", Dv=None):
     generator = torch.Generator().manual_seed(S + D)
-    return [stored(layout, B, heads, S, D, generator) for heads in (H, Hkv, Hkv, H)]
+    columns = D, D, Dv or D, Dv or D
+    return [
+        stored(layout, B, heads, S, wide, generator) for heads, wide in zip((H, Hkv, Hkv, H), columns, strict=True)
+    ]
 
 
 def statistics(lse, delta):
@@ -221,6 +226,24 @@ def test_gradients(kernels, B, H, Hkv, S, D, window, causal):
 @KERNELS
 def test_any_length_and_layout(kernels, layout, B, H, Hkv, S, D, window, causal):
     check(kernels, draw(B, H, Hkv, S, D, layout), causal, window)
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "B", "H", "Hkv", "S", "D", "Dv", "window"),
+    [
+        ("bhsd", 1, 2, 2, 256, 192, 128, 0),
+        ("bshd", 2, 4, 2, 200, 192, 128, 0),
+        ("projection", 1, 2, 1, 129, 136, 72, 0),  # three pieces, the last almost empty
+        ("bshd", 1, 2, 1, 330, 192, 128, 100),
+        ("bhsd", 1, 1, 1, 7, 168, 128, 0),
+        ("bshd", 1, 2, 1, 257, 96, 64, 0),
+        ("bhsd", 1, 4, 2, 256, 64, 128, 150),
+    ],
+)
+def test_gradients_with_values_of_other_columns(layout, B, H, Hkv, S, D, Dv, window, causal):
+    check(deterministic, draw(B, H, Hkv, S, D, layout, Dv), causal, window)
 
 
 @pytest.mark.usefixtures("_played")

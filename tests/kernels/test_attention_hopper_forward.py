@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kernelmark.kernels import _hopper as common
 from kernelmark.kernels.attention import _attention_hopper_forward as hopper
 from kernelmark.kernels.attention import _softmax
+from kernelmark.kernels.attention._tiling import output_like
 
 from .player import play, stored
 
@@ -69,17 +70,15 @@ def played(monkeypatch):
     return counter
 
 
-def draw(B, H, Hkv, S, D, keys=None, layout="bhsd"):
+def draw(B, H, Hkv, S, D, keys=None, layout="bhsd", Dv=None):
     generator = torch.Generator().manual_seed(S + D)
-    lengths = (S, keys or S, keys or S)
-    return [
-        stored(layout, B, heads, length, D, generator)
-        for heads, length in zip((H, Hkv, Hkv), lengths, strict=True)
-    ]
+    sizes = (H, S, D), (Hkv, keys or S, D), (Hkv, keys or S, Dv or D)
+    return [stored(layout, B, *size, generator) for size in sizes]
 
 
 def forward(q, k, v, causal, section, window=0, sinks=None, cap=0.0):
-    out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
+    out = torch.full_like(output_like(q, v), math.nan)
+    lse = torch.full(q.shape[:3], math.nan)
     hopper.forward(q, k, v, out, lse, causal, window, section, sinks, cap)
     return out, lse
 
@@ -168,6 +167,31 @@ def test_any_length_and_layout(monkeypatch, causal, layout, S, keys, D, window):
     monkeypatch.setattr(hopper, "multiprocessors", lambda q: 3)
     inputs = draw(2, 4, 2, S, D, keys, layout)
     same(forward(*inputs, causal, 2, window), wanted(*inputs, causal, window))
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "S", "keys", "D", "Dv", "window", "cap"),
+    [
+        ("bhsd", 256, 256, 192, 128, 0, 0),
+        ("bshd", 333, 333, 192, 128, 0, 0),  # a first tile that begins before the first query
+        ("projection", 129, 129, 136, 72, 0, 0),  # three pieces, the last almost empty
+        ("bshd", 70, 333, 192, 128, 0, 3),
+        ("bhsd", 300, 100, 168, 128, 0, 0),  # rows that see nothing
+        ("bhsd", 500, 500, 192, 128, 200, 0),
+        ("bshd", 333, 333, 96, 64, 0, 0),
+        ("bhsd", 200, 600, 72, 40, 130, 3),
+        ("bshd", 333, 333, 64, 128, 0, 0),
+    ],
+)
+@pytest.mark.parametrize("sunk", [True, False])
+def test_values_of_other_columns(monkeypatch, causal, layout, S, keys, D, Dv, window, cap, sunk):
+    monkeypatch.setattr(hopper, "multiprocessors", lambda q: 3)
+    q, k, v = draw(2, 4, 2, S, D, keys, layout, Dv)
+    sinks = torch.tensor([-100.0, 0.5, 60.0, -math.inf]) if sunk else None
+    options = window, sinks, float(cap)
+    same(forward(q, k, v, causal, 2, *options), wanted(q, k, v, causal, *options), atol=1e-4)
 
 
 @pytest.mark.usefixtures("played")

@@ -10,12 +10,13 @@ from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.operator import torch_dtype
 
-CASES = plans.load("shapes", Catalog.default(), "cuda", ["attention", "attention_window"]).cases
+OPERATORS = ["attention", "attention_window", "attention_mla"]
+CASES = plans.load("shapes", Catalog.default(), "cuda", OPERATORS).cases
 
 
-def stored(case, heads, length):
+def stored(case, heads, length, D):
     """(B, heads, length, D) as the case has it, of a projection of all heads where it is packed."""
-    B, D, storage = case.axes["B"], case.axes["D"], case.options["storage"]
+    B, storage = case.axes["B"], case.options["storage"]
     dtype = torch_dtype(case.dtype)
     if storage == "bhsd":
         return torch.empty(B, heads, length, D, dtype=dtype, device="meta")
@@ -35,6 +36,7 @@ def paths(monkeypatch):
         ("hopper", hopper.forward, "forward"),
         ("paired", hopper.paired, "forward"),
         ("hopper", hopper.backward, "backward"),
+        ("two kernels", hopper.deterministic, "backward"),
     ):
         monkeypatch.setattr(each, function, lambda *_, name=name, **more: found.append(name))
     monkeypatch.setattr(hopper.deterministic, "statistics", lambda out, grad, lse: (lse, lse))
@@ -47,16 +49,19 @@ def paths(monkeypatch):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda x: f"{x.operator}-{x.name}")
 def test_models_calls_have_kernels_of_their_own(paths, case):
-    """Sinks, caps, windows and layouts among them; the portable kernels have short sequences alone."""
+    """Sinks, caps, windows, layouts and values of other columns; the portable ones have short sequences alone."""
     axes, causal = case.axes, case.options["mask"] == "causal"
-    S, Sk = axes["S"], axes.get("Sk") or axes["S"]
-    q, k, v = stored(case, axes["H"], S), stored(case, axes["Hkv"], Sk), stored(case, axes["Hkv"], Sk)
-    sinks = torch.empty(axes["H"], dtype=q.dtype, device="meta") if case.options["sinks"] else None
-    given = causal, axes.get("W", 0)
+    S, Sk, heads = axes["S"], axes.get("Sk") or axes["S"], axes.get("Hkv", axes["H"])
+    D, Dv = axes["D"], axes.get("Dv", axes["D"])
+    q, k, v = stored(case, axes["H"], S, D), stored(case, heads, Sk, D), stored(case, heads, Sk, Dv)
+    out = stored(case, axes["H"], S, Dv)
+    sinks = torch.empty(axes["H"], dtype=q.dtype, device="meta") if case.options.get("sinks") else None
+    given, cap = (causal, axes.get("W", 0)), float(case.options.get("cap", 0))
     if case.pass_ == "forward":
-        module.launch_forward(q, k, v, *given, sinks, float(case.options["cap"]))
+        module.launch_forward(q, k, v, *given, sinks, cap)
     else:
         lse = torch.empty(q.shape[:3], device="meta")
-        module.launch_backward(q, q, k, v, q, lse, *given, None, sinks, float(case.options["cap"]))
-    short = case.pass_ == "forward" and max(S, Sk) < module.SHORT[axes["D"] > 64]
-    assert paths == ["portable" if short else "paired" if axes["D"] > 128 else "hopper"]
+        module.launch_backward(out, q, k, v, out, lse, *given, None, sinks, cap)
+    short = case.pass_ == "forward" and max(S, Sk) < module.SHORT[D > 64]
+    own = "paired" if D == Dv > 128 else "two kernels" if Dv != D and case.pass_ != "forward" else "hopper"
+    assert paths == ["portable" if short else own]
