@@ -13,10 +13,12 @@ LONGEST_PARTS = 128
 def join(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, sums, levels, parts, D: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """The output of one query: the mean of its parts, weighed by the sums of exponentials they stand for."""
+    """The output of one query, WIDTH of its columns by the second coordinate: the mean of its parts, weighed by
+    the sums of exponentials they stand for.
+    """
     at = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
-    width = tl.arange(0, WIDTH)
+    width = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     level = tl.load(levels + at * parts + part, part < parts, float("-inf"))
     highest = tl.max(level, 0)
     weight = tl.exp2(level - tl.where(highest == float("-inf"), 0.0, highest))

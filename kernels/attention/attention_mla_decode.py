@@ -8,8 +8,10 @@ of a row has 512 columns, so that a program holds few rows.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -167,6 +169,34 @@ def tile_for(rows: int, element: int, device: tuple[int, int]) -> Tile:
     return Tile(min(64, max(16, power_of_2(rows))), 32, 8 if rows > 16 else 4, 2)
 
 
+JOINED = 64
+"""Columns of an output that one program joins, of 128 parts in 64 registers of a thread."""
+LEAST = 4
+"""Blocks of keys of a part at the least."""
+
+
+def split(programs: int, tokens: int, keys: int, multiprocessors: int) -> int:
+    """Parts of a cache of so many tokens, read in blocks of `keys`, that `programs` programs read as a whole. One
+    fills a multiprocessor's registers: as many parts as keep the fewest of them waiting for the last round, each
+    with two blocks more for its beginning and end.
+    """
+    blocks = cdiv(tokens, keys)
+    most = max(1, min(cdiv(blocks, LEAST), LONGEST_PARTS, cdiv(2 * multiprocessors, programs)))
+    return min(
+        range(1, most + 1), key=lambda parts: cdiv(programs * parts, multiprocessors) * (cdiv(blocks, parts) + 2)
+    )
+
+
+@functools.cache
+def _hopper(device: torch.device) -> ModuleType | None:
+    """The kernel for Hopper, where the device is one."""
+    if capability(device) != (9, 0):
+        return None
+    from . import _attention_mla_decode_hopper
+
+    return _attention_mla_decode_hopper
+
+
 def launch(
     q: torch.Tensor,
     cache: torch.Tensor,
@@ -185,26 +215,33 @@ def launch(
     block_table, lengths = block_table.contiguous(), lengths.contiguous()
     page, tokens = cache.shape[1], cache.shape[1] * block_table.shape[1]
     tile = tile_for(Sq * H, q.element_size(), capability(q.device))
-    blocks = cdiv(Sq * H, tile.rows)
+    own = _hopper(q.device)
+    own = own if own is not None and tokens and own.takes(q, cache, latent) else None
+    blocks = cdiv(Sq * H, tile.rows if own is None else own.ROWS)
     if parts is None:
-        # One program fills a multiprocessor's registers.
-        parts = max(1, min(multiprocessors(q) // (B * blocks), cdiv(tokens, 4 * tile.keys), LONGEST_PARTS))
+        parts = split(B * blocks, tokens, tile.keys if own is None else own.KEYS, multiprocessors(q))
     sums = levels = out
     if parts > 1:
         sums = torch.empty((B, Sq, H, parts, latent), dtype=torch.float32, device=q.device)
         levels = torch.empty((B, Sq, H, parts), dtype=torch.float32, device=q.device)
-    rotary = D - latent
-    c = Config(
-        Sq, H, latent, rotary, max(16, power_of_2(rotary)), tile.rows, tile.keys, page, parts == 1, tile.stages,
-    )  # fmt: skip
-    with on(q):
-        _part[(B * parts * blocks,)](
-            q, cache, block_table, lengths, out, sums, levels,
-            q.stride()[:3], cache.stride()[:2], block_table.stride(0), blocks, parts, LOG2E * scale, c,
-            num_warps=tile.warps,
-        )  # fmt: skip
-        if parts > 1:
-            join[(B * Sq * H,)](out, sums, levels, parts, latent, power_of_2(parts), latent, num_warps=4)
+    if own is not None:
+        own.attend(q, cache, block_table, lengths, out, sums, levels, LOG2E * scale, parts)
+    else:
+        rotary = D - latent
+        width = max(16, power_of_2(rotary))
+        c = Config(Sq, H, latent, rotary, width, tile.rows, tile.keys, page, parts == 1, tile.stages)
+        with on(q):
+            _part[(B * parts * blocks,)](
+                q, cache, block_table, lengths, out, sums, levels,
+                q.stride()[:3], cache.stride()[:2], block_table.stride(0), blocks, parts, LOG2E * scale, c,
+                num_warps=tile.warps,
+            )  # fmt: skip
+    if parts > 1:
+        width = min(latent, JOINED)
+        with on(q):
+            join[(B * Sq * H, latent // width)](
+                out, sums, levels, parts, latent, power_of_2(parts), width, num_warps=4
+            )
     return out
 
 

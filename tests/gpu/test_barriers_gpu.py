@@ -17,6 +17,7 @@ import json
 import torch
 from kernelmark.kernels import _hopper
 from kernelmark.kernels.attention.attention import attention
+from kernelmark.kernels.attention.attention_mla_decode import attention_mla_decode
 from kernelmark.kernels.attention.attention_sparse import attention_sparse
 from kernelmark.kernels.attention.attention_varlen import attention_varlen
 
@@ -37,6 +38,15 @@ for D in (64, 128):
             blocks = torch.ones(1, 8, 8, dtype=torch.bool, device="cuda").tril()
             attention_sparse(*draw(1, 2, 1024, D), mask, blocks=blocks)
             attention(*draw(1, 2, 1024, 256), mask)
+for D, Dv in ((192, 128), (96, 64), (64, 128)):
+    for mask in ("causal", "full"):
+        q, k, _ = draw(1, 2, 1024, D)
+        attention(q, k, draw(1, 2, 1024, Dv)[0], mask).sum().backward()
+q, cache = (torch.randn(x, device="cuda", dtype=torch.bfloat16) for x in ((2, 1, 128, 576), (32, 64, 576)))
+table = torch.arange(32, dtype=torch.int32, device="cuda").view(2, 16)
+for B in (2, 1):
+    lengths = torch.full((B,), 1024, dtype=torch.int32, device="cuda")
+    attention_mla_decode(q[:B], cache, table[:B], lengths, 512, 0.07)
 torch.cuda.synchronize()
 print(json.dumps([[str(key), x.asm["ptx"]] for key, x in _hopper.compiled.items()]))
 """

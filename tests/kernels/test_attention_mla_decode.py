@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernelmark.kernels.attention import attention_mla_decode as module
 from kernelmark.kernels.attention.attention_mla_decode import attention_mla_decode, launch
 
 SMALL = {"B": 2, "Sq": 1, "H": 20, "S": 70, "C": 32, "R": 8}
@@ -35,20 +36,52 @@ def test_strides(agrees):
     agrees("attention_mla_decode", SMALL, change=strided, page=16, lengths="mixed")
 
 
-def draw(B=1, Sq=1, H=2, S=64, page=16):
+def draw(B=1, Sq=1, H=2, S=64, page=16, columns=24):
     generator = torch.Generator().manual_seed(3)
-    q = torch.randn(B, Sq, H, 24, generator=generator)
-    cache = torch.randn(B * S // page, page, 24, generator=generator)
+    q = torch.randn(B, Sq, H, columns, generator=generator)
+    cache = torch.randn(B * S // page, page, columns, generator=generator)
     table = torch.arange(B * S // page, dtype=torch.int32).view(B, -1)
     return q, cache, table
 
 
-@pytest.mark.parametrize("parts", [5])
-def test_any_number_of_parts_gives_the_same(parts):
-    q, cache, table = draw(B=2)
+@pytest.mark.parametrize(("parts", "latent"), [(5, 16), (3, 128)])
+def test_any_number_of_parts_gives_the_same(parts, latent):
+    """Joined by one program, and by two for some columns each."""
+    q, cache, table = draw(B=2, columns=latent + 8)
     lengths = torch.tensor([64, 3], dtype=torch.int32)
-    one = launch(q, cache, table, lengths, 16, 0.2, parts=1)
-    torch.testing.assert_close(launch(q, cache, table, lengths, 16, 0.2, parts=parts), one, rtol=1e-5, atol=1e-6)
+    one, more = (launch(q, cache, table, lengths, latent, 0.2, parts=x) for x in (1, parts))
+    torch.testing.assert_close(more, one, rtol=1e-5, atol=1e-6)
+
+
+def test_what_goes_to_the_kernel_for_hopper(monkeypatch):
+    taken = []
+
+    def attend(q, cache, table, lengths, out, sums, levels, scale, parts):
+        taken.append(parts)
+        for x in (sums, levels):
+            x.zero_()
+
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
+    module._hopper.cache_clear()
+    own = module._hopper(torch.device("cpu"))
+    module._hopper.cache_clear()
+    monkeypatch.setattr(module, "_hopper", lambda device: own)
+    monkeypatch.setattr(own, "attend", attend)
+    q, cache, table = draw(B=2, H=128, S=128, page=64, columns=576)
+    lengths = torch.tensor([128, 3], dtype=torch.int32)
+    launch(q.bfloat16(), cache.bfloat16(), table, lengths, 512, 0.2)
+    launch(q.bfloat16(), cache.bfloat16(), table, lengths, 512, 0.2, parts=2)
+    assert taken == [1, 2]
+    assert not launch(q[:, :, :2], cache, table, lengths, 512, 0.2).isnan().any()  # fp32: the portable one
+    assert len(taken) == 2
+
+
+def test_other_gpus_have_the_portable_kernel(monkeypatch):
+    for capability in ((8, 0), (10, 0), (0, 0)):
+        monkeypatch.setattr(module, "capability", lambda device, c=capability: c)
+        module._hopper.cache_clear()
+        assert module._hopper(torch.device("cpu")) is None
+    module._hopper.cache_clear()
 
 
 def test_a_token_that_sees_nothing_gives_zeros_and_what_lies_beyond_is_not_seen():
