@@ -46,7 +46,7 @@ accelerator, or those for Hopper, of which the backward pass's are the two that 
 
 class Hopper(NamedTuple):
     """The modules for Hopper: what they share; the forward pass with a tile scheduler, and with paired tiles; the
-    backward pass, and the deterministic one.
+    backward pass, the deterministic one, and that of wide heads.
     """
 
     common: ModuleType
@@ -54,6 +54,7 @@ class Hopper(NamedTuple):
     paired: ModuleType
     backward: ModuleType
     deterministic: ModuleType
+    wide: ModuleType
 
 
 @cache
@@ -65,6 +66,7 @@ def hopper_modules(device: torch.device) -> Hopper | None:
     from . import (
         _attention_hopper_backward,
         _attention_hopper_backward_deterministic,
+        _attention_hopper_backward_wide,
         _attention_hopper_forward,
         _attention_hopper_forward_paired,
     )
@@ -75,6 +77,7 @@ def hopper_modules(device: torch.device) -> Hopper | None:
         _attention_hopper_forward_paired,
         _attention_hopper_backward,
         _attention_hopper_backward_deterministic,
+        _attention_hopper_backward_wide,
     )
 
 
@@ -248,7 +251,8 @@ def launch_backward(
 ) -> tuple[Any, Any, Any, Any]:
     """dQ, dK, dV, in `gradients` if these are given, and the gradient in sinks, empty where there are none. `lse`
     and the gradient in it are of base 2. `path` as in `launch_forward`; the unordered kernel for Hopper is taken
-    where none is asked for, nor PyTorch for deterministic algorithms, and values are as wide as keys.
+    where none is asked for, nor PyTorch for deterministic algorithms, and heads have up to 128 columns, values as
+    many as keys.
     """
     S, Sk = q.shape[2], k.shape[2]
     window = bounded(window, S, Sk)
@@ -257,10 +261,11 @@ def launch_backward(
     if dq.numel() == 0 or dk.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_(), ds.zero_()
     q, k, v, grad = row_contiguous(q), row_contiguous(k), row_contiguous(v), row_contiguous(grad)
-    fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled() or q.shape[-1] != v.shape[-1]
     hopper = hopper_modules(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
+    wide = hopper is not None and hopper.wide.takes(q, k, v)
+    fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled() or q.shape[-1] != v.shape[-1] or wide
     if hopper is not None and not (
-        hopper.forward.takes(q, k, v) and _sized(hopper, S, Sk, causal, window, cap, fixed)
+        (wide or hopper.forward.takes(q, k, v)) and _sized(hopper, S, Sk, causal, window, cap, fixed)
     ):
         hopper = None
     if _portable("backward", sinks, cap):
@@ -274,7 +279,8 @@ def launch_backward(
             # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
             delta[..., :S].sub_(grad_lse, alpha=LOG2E)
         if fixed or not hopper.backward.AVAILABLE:
-            hopper.deterministic.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window)
+            module = hopper.wide if wide else hopper.deterministic
+            module.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window)
         else:
             hopper.backward.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window, cap=cap)
         planned_gradient_in_sinks(sinks, lse, delta.shape[2])(sinks, lse, delta, ds)
@@ -315,7 +321,8 @@ def prepare_backward(
     """
     S, Sk = q.shape[2], k.shape[2]
     hopper = hopper_modules(q.device) if "backward" in HOPPER else None
-    mixed = q.shape[-1] != v.shape[-1]
+    # Kernels that each call is decided for: with other values than keys, and of wide heads.
+    apart = q.shape[-1] != v.shape[-1] or q.shape[-1] > 128
     plain = all(x is row_contiguous(x) for x in (q, k, v, grad)) and lse.is_contiguous()
     if not plain or q.numel() == 0 or v.numel() == 0 or Sk == 0:
         return launch_backward
@@ -326,7 +333,10 @@ def prepare_backward(
     if (
         hopper is None
         or _portable("backward", sinks, cap)
-        or not (hopper.forward.takes(q, k, v) and _sized(hopper, S, Sk, causal, window, cap, mixed))
+        or not (
+            (hopper.wide.takes(q, k, v) or hopper.forward.takes(q, k, v))
+            and _sized(hopper, S, Sk, causal, window, cap, apart)
+        )
     ):
         tma = _descriptors(None, q, k, v, grad)
         kernels = planned_backward(q, k, v, grad, out, gradients, causal, window, cap, tma)
@@ -355,7 +365,7 @@ def prepare_backward(
 
         return portable
     mappable = hopper.common.mappable
-    if mixed or not (mappable(grad) and mappable(out) and lse.data_ptr() % 16 == 0 and hopper.backward.AVAILABLE):
+    if apart or not (mappable(grad) and mappable(out) and lse.data_ptr() % 16 == 0 and hopper.backward.AVAILABLE):
         return launch_backward
     of_rows = hopper.deterministic.planned_statistics(out, grad)
     plan = hopper.backward.planned(grad, q, k, v, *gradients, causal, window, cap=cap)

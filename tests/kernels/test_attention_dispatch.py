@@ -134,6 +134,36 @@ def test_forward_on_hopper_by_columns(monkeypatch, hopper):
 
 
 @pytest.mark.parametrize(
+    ("D", "keys", "cap", "takes"),
+    [
+        (256, 200, 0.0, True),
+        (136, 200, 0.0, True),
+        (192, 300, 0.0, False),  # other keys than queries
+        (256, 200, 30.0, False),
+        (252, 200, 0.0, False),  # rows of no multiple of 16 bytes
+        (128, 200, 0.0, False),  # the unordered kernel's
+    ],
+)
+@pytest.mark.parametrize("fixed", [True, False])
+def test_gradients_of_wide_heads_on_hopper(monkeypatch, hopper, fixed, D, keys, cap, takes):
+    """Deterministic or not; prepared or not."""
+    taken = []
+    monkeypatch.setattr(hopper.wide, "backward", lambda *given: taken.append(given[8].shape))
+    for each in (hopper.deterministic, hopper.backward):
+        monkeypatch.setattr(each, "backward", lambda *given, **more: taken.append("others"))
+    monkeypatch.setattr(hopper.backward, "run", lambda *given: taken.append("others"))
+    monkeypatch.setattr(hopper.deterministic, "statistics", lambda out, grad, lse: (lse, lse))
+    monkeypatch.setattr(hopper.deterministic, "run_statistics", lambda plan, out, grad, lse: (lse, lse))
+    monkeypatch.setattr(module, "planned_backward", lambda *_: lambda *given: taken.append("portable"))
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: fixed)
+    q, (k, v) = torch.zeros(1, 2, 200, D).bfloat16(), torch.zeros(2, 1, 2, keys, D).bfloat16()
+    given = q, q, k, v, q, torch.zeros(1, 2, 200), True, 0, None, None, cap
+    module.launch_backward(*given)
+    module.prepare_backward(*given)(*given)
+    assert taken == [v.shape if takes else "others" if D == 128 else "portable"] * 2
+
+
+@pytest.mark.parametrize(
     ("D", "Dv", "keys", "takes"),
     [
         (192, 128, 512, True),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kernelmark.kernels import _hopper as common
 from kernelmark.kernels.attention import _attention_hopper_backward as backward
 from kernelmark.kernels.attention import _attention_hopper_backward_deterministic as deterministic
+from kernelmark.kernels.attention import _attention_hopper_backward_wide as wide
 from kernelmark.kernels.attention import _attention_hopper_forward_paired as paired
 
 from .player import number, play, reduce, stored
@@ -84,9 +85,16 @@ def test_forward(half, causal, window, keys):
     assert blocks == set(range(n))
 
 
-@given(st.integers(1, 8), st.booleans(), windows | st.just(0), st.booleans(), st.sampled_from([32, 64]))
-def test_backward(n, causal, window, of_keys, tile):
+@given(
+    st.integers(1, 8),
+    st.booleans(),
+    windows | st.just(0),
+    st.booleans(),
+    st.sampled_from([(64, 32), (64, 64), (32, 64)]),
+)
+def test_backward(n, causal, window, of_keys, division):
     """The walk over queries of a block of keys, and over keys of a block of queries, in tiles."""
+    ROWS, tile = division  # half of a block's
     ratio = 2 * ROWS // tile
     for block in range(n):
         before, after = (not causal, True) if of_keys else (True, not causal)
@@ -124,7 +132,7 @@ def test_walk_over_queries(tile, causal, window):
 def _played(monkeypatch):
     play(
         monkeypatch,
-        (paired, deterministic, backward),
+        (paired, deterministic, backward, wide),
         keep=("_convert_dq", "_statistics"),
         opaque=lambda x: 0,
         add_out=reduce,
@@ -248,6 +256,24 @@ def test_gradients_with_values_of_other_columns(layout, B, H, Hkv, S, D, Dv, win
 
 @pytest.mark.usefixtures("_played")
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "B", "H", "Hkv", "S", "D", "window"),
+    [
+        ("bhsd", 1, 2, 1, 256, 256, 0),
+        ("bshd", 2, 4, 2, 200, 192, 0),
+        ("projection", 1, 2, 1, 129, 136, 0),
+        ("bshd", 1, 4, 1, 330, 256, 100),
+        ("bhsd", 1, 1, 1, 64, 248, 0),  # half of the room that statistics have
+        ("bhsd", 1, 2, 2, 7, 256, 3),
+        ("bshd", 1, 2, 1, 192, 256, 64),
+    ],
+)
+def test_gradients_of_wide_heads(layout, B, H, Hkv, S, D, window, causal):
+    check(wide, draw(B, H, Hkv, S, D, layout), causal, window)
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("schedule", [(128, 2, True, True), (128, 2, False, True), (64, 3, True, True)])
 def test_queries_with_a_barrier_of_their_own(monkeypatch, schedule, causal):
     monkeypatch.setitem(backward.SCHEDULES, (64, causal), backward.Schedule(*schedule))
@@ -303,11 +329,15 @@ def check(kernels, inputs, causal, window, atol=2e-5, cap=0.0):
 
 
 @pytest.mark.usefixtures("_played")
-@KERNELS
-def test_gradients_in_sections_of_heads(monkeypatch, kernels):
+@pytest.mark.parametrize(
+    ("kernels", "D"),
+    [(backward, 64), (deterministic, 64), (wide, 256)],
+    ids=["unordered", "deterministic", "wide"],
+)
+def test_gradients_in_sections_of_heads(monkeypatch, kernels, D):
     """Of three key heads two, then one."""
     monkeypatch.setattr(kernels, "heads_per_l2_group", lambda *_: 2)
-    q, k, v, grad = inputs = draw(1, 6, 3, 256, 64)
+    q, k, v, grad = inputs = draw(1, 6, 3, 256, D)
     expected, lse, delta = wanted(*inputs, True)
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
     kernels.backward(grad, q, k, v, lse.float(), delta.float(), *found, True)

@@ -37,6 +37,7 @@ def paths(monkeypatch):
         ("paired", hopper.paired, "forward"),
         ("hopper", hopper.backward, "backward"),
         ("two kernels", hopper.deterministic, "backward"),
+        ("two kernels", hopper.wide, "backward"),
     ):
         monkeypatch.setattr(each, function, lambda *_, name=name, **more: found.append(name))
     monkeypatch.setattr(hopper.deterministic, "statistics", lambda out, grad, lse: (lse, lse))
@@ -63,5 +64,8 @@ def test_models_calls_have_kernels_of_their_own(paths, case):
         lse = torch.empty(q.shape[:3], device="meta")
         module.launch_backward(out, q, k, v, out, lse, *given, None, sinks, cap)
     short = case.pass_ == "forward" and max(S, Sk) < module.SHORT[D > 64]
-    own = "paired" if D == Dv > 128 else "two kernels" if Dv != D and case.pass_ != "forward" else "hopper"
+    if case.pass_ == "forward":
+        own = "paired" if D == Dv > 128 else "hopper"
+    else:
+        own = "two kernels" if D > 128 or Dv != D else "hopper"
     assert paths == ["portable" if short else own]
