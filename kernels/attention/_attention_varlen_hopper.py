@@ -13,7 +13,8 @@ last is read beyond it, where keys are hidden and values overwritten with zeros 
 of a neighbour would outlive a probability of 0).
 
 Each group starts at its own diagonal: blocks of keys that all of its rows lie before are released unread. Its
-first block is masked, and the next one where the diagonal of its 64 rows lies across two.
+first block is masked, and the next one where the diagonal of its 64 rows lies across two. Windows, sinks and caps
+of scores are as in that file.
 
 Programs are persistent, one a multiprocessor, and take the next unit as they come to it, by a counter in the list
 of `attention_varlen.listed`, as FlashAttention-3's do. That has sequences by their keys, the most first; a
@@ -35,8 +36,6 @@ Taken for bf16 and fp16, D of 64 or 128, sequences of more than 512 tokens among
 No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 """
 
-import math
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -44,8 +43,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .._common import multiprocessors, on
 from .._hopper import (
-    LOG2E,
-    LOWEST,
     ROWS,
     TensorMap,
     launch,
@@ -68,7 +65,17 @@ from .._pipeline import (
     tile_queue,
 )
 from ._attention_hopper_forward import DIVISIONS, Config
-from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
+from ._softmax import (
+    apply_mask,
+    capped,
+    first_block,
+    last_values,
+    scales,
+    scores,
+    skip_block,
+    step,
+    with_sink,
+)
 
 FIELDS: gl.constexpr = gl.constexpr(8)
 """Numbers of a listed unit, as in `attention_varlen`."""
@@ -145,8 +152,8 @@ class Units:
 
 @gluon.jit
 def _tile(units, unit, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(head, start, length, key start, keys, first row, which may be negative, last block of keys) of a unit. A
-    block of keys there is always; it may be hidden as a whole.
+    """(head, start, length, key start, keys, first row, which may be negative, first and last block of keys) of a
+    unit. A block of keys there is always; it may be hidden as a whole.
     """
     row = units.table + unit // units.heads * FIELDS
     start = gl.load(row)
@@ -161,7 +168,13 @@ def _tile(units, unit, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Trit
     if c.causal:
         seen = keys - nth * (c.rows * c.groups)
     last = gl.maximum(seen - 1, 0) // c.keys
-    return head, start, length, key_start, keys, length - (nth + 1) * (c.rows * c.groups), last
+    low = 0
+    if c.window:
+        place = keys - (nth + 1) * (c.rows * c.groups)  # the first row's, in keys
+        low = gl.maximum(place - c.window + 1, 0) // c.keys
+        if not c.causal:
+            last = gl.minimum(gl.maximum(place + (c.rows * c.groups) + c.window - 2, 0) // c.keys, last)
+    return head, start, length, key_start, keys, length - (nth + 1) * (c.rows * c.groups), low, last
 
 
 @gluon.jit
@@ -175,7 +188,7 @@ def _producer(q, k, v, pipes, units, c: gl.constexpr):  # type: ignore[no-untype
     total = units.total()
     unit = gl.program_id(0)
     while unit < total:
-        head, start, _, key_start, _, first, last = _tile(units, unit, c)
+        head, start, _, key_start, _, first, low, last = _tile(units, unit, c)
         row = start + first
         key = key_start + last * c.keys
         column = head * c.width
@@ -186,12 +199,12 @@ def _producer(q, k, v, pipes, units, c: gl.constexpr):  # type: ignore[no-untype
             full = pipes.q.acquire(at_buffer(i, q_phase), q.block_type.nbytes)
             copy_in(q, [row + i * c.rows, column], full, pipes.q.buffers.index(i))
         q_phase ^= 1
-        for j in range(0, last + 1):
+        for j in range(0, last + 1 - low):
             at_k = at_k.advanced()
             pipes.v.fetch(at_v, v, [key, key_column])
             at_v = at_v.advanced()
             key = key - c.keys
-            if j < last:
+            if j < last - low:
                 pipes.k.fetch(at_k, k, [key, key_column])
         unit = units.take()
         tile_phase = pipes.tiles.push(unit, tile_phase)
@@ -199,11 +212,17 @@ def _producer(q, k, v, pipes, units, c: gl.constexpr):  # type: ignore[no-untype
 
 @gluon.jit
 def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, plain, lse, staged, pipes, units, tokens, scale, c: gl.constexpr, GROUP: gl.constexpr
+    out, plain, lse, sinks, staged, pipes, units, tokens, scale, c: gl.constexpr, GROUP: gl.constexpr
 ):
     """One group's rows of every tile: online softmax in base 2 over blocks of keys, the last keys first. In the
-    loop K runs one block ahead of V.
+    loop K runs one block ahead of V. A sink is counted when a tile's keys are. Under a window the walk and its
+    runs of steps are those of `_attention_hopper_forward.py`.
     """
+    WINDOW: gl.constexpr = c.window
+    AHEAD: gl.constexpr = 0 if c.causal or not c.window else c.window - 1  # keys after itself that a query sees
+    SPAN: gl.constexpr = WINDOW + AHEAD
+    # Whether both ends can cut a block. Under a causal mask the diagonal may lie across two: rows begin anywhere.
+    NARROW: gl.constexpr = WINDOW > 0 and (2 * c.keys if c.causal else c.keys) > WINDOW
     ROWS: gl.constexpr = c.rows
     KEYS: gl.constexpr = c.keys
     WIDTH: gl.constexpr = c.width
@@ -221,45 +240,82 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     total = units.total()
     unit = gl.program_id(0)
     while unit < total:
-        head, begin, length, _, keys, row, last = _tile(units, unit, c)
+        head, begin, length, _, keys, row, low, last = _tile(units, unit, c)
         row += GROUP * c.rows
         # The last key that this group's first row sees, before the sequence where it sees none.
         edge = row + keys - length
-        if c.causal:
+        end = low
+        cut = 0
+        if WINDOW:
+            outside = row + c.rows <= 0
+            end = gl.where(outside, low, gl.maximum(edge - WINDOW + 1, 0) // c.keys)
+            first = gl.minimum(gl.maximum(edge + c.rows - 1 + AHEAD, 0) // c.keys, last)
+            first = gl.where(outside, low, first)
+        elif c.causal:
             first = gl.maximum(edge + c.rows - 1, 0) // c.keys
             cut = first - gl.maximum(edge, 0) // c.keys  # blocks after the first that the mask cuts: one or none
         else:
             first = gl.where(row + c.rows <= 0, 0, last)
-            cut = 0
         start = first * c.keys
         for _ in range(first, last):
             at = skip_block(pipes, at, c, GROUP)
         pipes.q.wait(at_buffer(GROUP, q_phase))
         q_phase ^= 1
         s, at = scores(q, pipes, zero, at)
+        s = capped(s, c.inner, out.dtype)
         if start + c.keys > keys:
             pipes.v.wait(at.v)
             clear_tail(pipes.v.buffers.index(at.v.stage), keys - start, c.keys, c.width)
-        limits = within + (edge - start) if c.causal else within * 0 + (keys - 1 - start)
-        s = apply_mask(s, limits, 0, True, False)
+        if WINDOW:
+            limits = within + (edge + AHEAD - start)
+            if NARROW:
+                s = apply_mask(s, limits, SPAN, True, True)
+                s = apply_mask(s, within * 0 + (keys - 1 - start), 0, True, False)
+            else:
+                s = apply_mask(s, gl.minimum(limits, keys - 1 - start), SPAN, True, False)
+        else:
+            limits = within + (edge - start) if c.causal else within * 0 + (keys - 1 - start)
+            s = apply_mask(s, limits, 0, True, False)
         state = first_block(s, gl.zeros([ROWS, WIDTH], gl.float32, sums), scale, out.dtype)
-        if c.causal:
-            # By j, though it is 0: what did not change in the loop would be compared before it, needed or not.
-            for j in range(0, cut):
-                limit = within + (edge - start + (j + 1) * c.keys)
-                state, at = step(q, pipes, zero, state, at, limit, scale, c, GROUP, 0, True, False)
-        for _ in range(cut, first):
-            state, at = step(q, pipes, zero, state, at, within, scale, c, GROUP, 0, False, False)
+        if WINDOW:
+            count = first + 1 - end
+            after = 1
+            for run in gl.static_range(3):
+                until = count
+                if run == 0:  # the blocks after the last that all rows see as a whole
+                    until = gl.maximum(first + 1 - gl.maximum(edge + AHEAD + 1, 0) // c.keys, 1)
+                    until = gl.minimum(until, count)
+                elif run == 1:  # from there to the first such
+                    until = first + 1 - gl.maximum(edge + c.rows - WINDOW + c.keys - 1, 0) // c.keys
+                    until = gl.maximum(gl.minimum(until, count), after)
+                for j in range(after, until):
+                    limit = within + (edge + AHEAD - (first - j) * c.keys)
+                    state, at = step(
+                        q, pipes, zero, state, at, limit, scale, c,
+                        GROUP, SPAN, run != 1 and (run == 0 or NARROW), run != 1 and (run == 2 or NARROW), c.inner,
+                    )  # fmt: skip
+                after = until
+        else:
+            if c.causal:
+                # By j, though it is 0: what did not change in the loop would be compared before it, needed or not.
+                for j in range(0, cut):
+                    limit = within + (edge - start + (j + 1) * c.keys)
+                    state, at = step(q, pipes, zero, state, at, limit, scale, c, GROUP, 0, True, False, c.inner)
+            for _ in range(cut, first):
+                state, at = step(q, pipes, zero, state, at, within, scale, c, GROUP, 0, False, False, c.inner)
         # The last product with Q is done: the next tile's can be loaded.
         pipes.q.release(at_buffer(GROUP, q_phase))
         acc, at = last_values(state, pipes, at)
+        if WINDOW:
+            for _ in range(low, end):
+                at = skip_block(pipes, at, c, GROUP)
         if row + c.rows > 0:
             places = within + row
-            empty = state.row_max == LOWEST
             row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), score_rows)
-            level = gl.where(empty, float("inf"), state.row_max + gl.log2(row_sum))
+            row_max, row_sum, shrunk, empty = with_sink(state.row_max, row_sum, sinks, head)
+            level = gl.where(empty, float("inf"), row_max + gl.log2(row_sum))
             gl.store(lse + head.to(gl.int64) * tokens + begin + places, level, mask=places >= 0)
-            share = gl.where(empty, 0.0, 1.0 / row_sum)
+            share = gl.where(empty, 0.0, shrunk / row_sum)
             acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
             if row >= 0:
                 tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
@@ -276,12 +332,14 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["rows", "heads", "groups", "hold", "tokens"])
+@gluon.jit(
+    do_not_specialize=["rows", "heads", "groups", "hold", "tokens"], do_not_specialize_on_alignment=["sinks"]
+)
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, plain, lse, table, rows, heads, groups, hold, tokens, scale, c: gl.constexpr
+    q, k, v, out, plain, lse, sinks, table, rows, heads, groups, hold, tokens, scale, c: gl.constexpr
 ):
     """Buffers and barriers, then the warp groups. `plain` is `out` as a pointer, `tokens` its rows; a section of
-    heads may have `hold` keys.
+    heads may have `hold` keys. `sinks` and `scale` as in `_attention_hopper_forward.py`.
     """
     queries = ring(q, c.rows, c.width, c.groups, 1)
     staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
@@ -292,9 +350,9 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     gl.warp_specialize(
         [
             (_producer, (q, k, v, pipes, units, c)),
-            (_consumer, (out, plain, lse, staged, pipes, units, tokens, scale, c, 0)),
-            (_consumer, (out, plain, lse, staged, pipes, units, tokens, scale, c, 1)),
-            (_consumer, (out, plain, lse, staged, pipes, units, tokens, scale, c, 2)),
+            (_consumer, (out, plain, lse, sinks, staged, pipes, units, tokens, scale, c, 0)),
+            (_consumer, (out, plain, lse, sinks, staged, pipes, units, tokens, scale, c, 1)),
+            (_consumer, (out, plain, lse, sinks, staged, pipes, units, tokens, scale, c, 2)),
         ][: c.groups + 1],
         [4, 4, 4][: c.groups],
         [c.registers, c.registers, c.registers][: c.groups],
@@ -321,17 +379,22 @@ def forward(
     table: torch.Tensor,
     rows: int,
     causal: bool,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> None:
     """Writes the output and its base-2 log-sum-exp (H, T), +inf for a row that sees nothing, from a list of units
-    of `unit(D)` rows of queries. For inputs that `fits` approves of. A list is good for one call: what is taken is
-    counted in it.
+    of `unit(D)` rows of queries. A window of 0 is none, as is a cap. For inputs that `fits` approves of; sinks
+    (H,) are contiguous. A list is good for one call: what is taken is counted in it.
     """
     T, H, D = q.shape
     hold = SECTION // (2 * D * k.element_size())
-    c = Config(D, causal, 0, False, False, D, *DIVISIONS[D])
+    scale, inner = scales(D, cap)
+    c = Config(D, causal, window, False, False, D, *DIVISIONS[D], inner)
+    of_sinks = None if sinks is None else sinks.dtype
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, c), min(rows * H, multiprocessors(q)),
-            packed(q, c.rows), packed(k, c.keys), packed(v, c.keys), packed(out, c.rows), out, lse, table,
-            rows, H, H // k.shape[1], hold, T, LOG2E / math.sqrt(D), c,
+            _kernel, (_kernel, q.device, q.dtype, of_sinks, c), min(rows * H, multiprocessors(q)),
+            packed(q, c.rows), packed(k, c.keys), packed(v, c.keys), packed(out, c.rows), out, lse, sinks, table,
+            rows, H, H // k.shape[1], hold, T, scale, c,
         )  # fmt: skip

@@ -29,7 +29,7 @@ from .._online_softmax import weighted
 from ._dispatch import like_sinks
 from ._portable_backward import planned_gradient_in_sinks
 from ._tile_functions import LOG2E, LOG2E_ON_DEVICE, LOWEST, capped, seen_by, walk_span
-from ._tiling import Tiles, modest, row_contiguous, tile_width
+from ._tiling import Tiles, bounded, modest, row_contiguous, tile_width
 
 HOPPER = ("forward", "backward")
 """Passes that the kernels for Hopper do, where they can."""
@@ -667,16 +667,17 @@ def _launch_forward(
     if out.numel() == 0 or cu_seqlens_q.shape[0] == 1:
         return out, lse
     starts, key_starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
-    hopper = None if window or cap or sinks is not None else _hopper(q.device)
+    sinks = None if sinks is None else sinks.contiguous()
+    hopper = _hopper(q.device)
     if hopper is not None and "forward" in HOPPER and hopper.forward.fits(q, k, v, max_seqlen_q):
         table, rows = listed(starts, key_starts, T, hopper.forward.unit(D))
-        hopper.forward.forward(q, k, v, out, lse, table, rows, causal)
+        window = bounded(window, max_seqlen_q, max_seqlen_k)
+        hopper.forward.forward(q, k, v, out, lse, table, rows, causal, window, sinks, cap)
         return out, lse
     q, k, v = row_contiguous(q), row_contiguous(k), row_contiguous(v)
     t = tiles("forward", q, max_seqlen_q)
     table, rows = listed(starts, key_starts, T, t.resident)
     c = Config(D, t.resident, t.streamed, tile_width(D), causal, window, cap)
-    sinks = None if sinks is None else sinks.contiguous()
     with on(q):
         _forward[(rows * H,)](
             q, k, v, out, lse, table, q.stride()[:2], k.stride()[:2], v.stride()[:2],

@@ -40,6 +40,8 @@ for D in (64, 128):
             attention(*draw(1, 2, 1024, 256), mask)
 for D, Dv in ((192, 128), (96, 64), (64, 128)):
     for mask in ("causal", "full"):
+        for window in (None, 300):
+            attention(*draw(1, 2, 1024, 256), mask, window).sum().backward()
         q, k, _ = draw(1, 2, 1024, D)
         attention(q, k, draw(1, 2, 1024, Dv)[0], mask).sum().backward()
 q, cache = (torch.randn(x, device="cuda", dtype=torch.bfloat16) for x in ((2, 1, 128, 576), (32, 64, 576)))

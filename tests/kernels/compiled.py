@@ -56,7 +56,10 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
         {"B": 1, "H": 2, "S": 1000, "D": 96, "Dv": 64},
         {"B": 1, "H": 2, "S": 2048, "D": 64, "Dv": 128},
     ),
-    "attention_mla_decode": ({"B": 1, "Sq": 2, "H": 16, "S": 2048, "C": 512, "R": 64, "page": 64},),
+    # Pages of fewer tokens than a block has are loaded to slices of a buffer.
+    "attention_mla_decode": tuple(
+        {"B": 1, "Sq": 2, "H": 16, "S": 2048, "C": 512, "R": 64, "page": page} for page in (64, 32)
+    ),
     "attention_varlen": (
         *({"B": 2, "H": 2, "Hkv": Hkv, "S": 2048, "D": D} for Hkv, D in ((1, 64), (2, 256))),
         {"B": 2, "H": 2, "Hkv": 1, "S": 2048, "D": 64, "W": 128, "sinks": True, "keys": "prefix"},

@@ -72,8 +72,21 @@ def test_what_goes_to_the_kernel_for_hopper(monkeypatch):
     launch(q.bfloat16(), cache.bfloat16(), table, lengths, 512, 0.2)
     launch(q.bfloat16(), cache.bfloat16(), table, lengths, 512, 0.2, parts=2)
     assert taken == [1, 2]
+    for scale in (0.0, -0.1):
+        assert not launch(q.half(), cache.half(), table, lengths, 512, scale, parts=1).isnan().any()
     assert not launch(q[:, :, :2], cache, table, lengths, 512, 0.2).isnan().any()  # fp32: the portable one
     assert len(taken) == 2
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+def test_scales_that_are_not_positive(scale):
+    q, cache, table = draw(B=2, Sq=2)
+    lengths = torch.tensor([64, 3], dtype=torch.int32)
+    keys = cache[table[0].long()].flatten(0, 1)[:63]
+    weights = (q[0, 0] @ keys.T * scale).softmax(-1)
+    torch.testing.assert_close(
+        attention_mla_decode(q, cache, table, lengths, 16, scale)[0, 0], weights @ keys[:, :16]
+    )
 
 
 def test_other_gpus_have_the_portable_kernel(monkeypatch):

@@ -390,7 +390,15 @@ def test_blocks_are_listed_in_the_tiles_of_hopper(monkeypatch):
         x = torch.zeros(700, 1, D, dtype=torch.bfloat16)
         module._launch_forward(x, x, x, cu, cu, 600, 600, True)
     # Rows that the list has room for: 192 tokens each, and 128.
-    assert taken == [(5, True), (7, True)]
+    nothing = 0, None, 0.0
+    assert taken == [(5, True, *nothing), (7, True, *nothing)]
+    # Windows, sinks and caps too; a window as wide as the longest is none.
+    sinks = torch.zeros(2)[::2]
+    for window in (100, 600):
+        module._launch_forward(x, x, x, cu, cu, 600, 600, True, window, sinks, 30.0)
+        *_, seen, passed, cap = taken.pop()
+        assert (seen, cap) == (window % 600, 30.0)
+        assert passed.is_contiguous()
 
 
 def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch):

@@ -52,26 +52,33 @@ def wanted(q, k, v, grad, cu, cu_keys, mask):
     return [expected.detach(), *torch.autograd.grad(expected, wide, grad.double())]
 
 
-def levels(q, k, cu, cu_keys, mask):
+def levels(q, k, cu, cu_keys, mask, window=0, sinks=None, cap=0.0):
     """The log-sum-exp in base 2 (H, T) in fp64, +inf for a row that sees nothing."""
     found = []
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     for a, b in zip(*(x.double().split(n.diff().tolist()) for x, n in ((q, cu), (k, cu_keys))), strict=True):
         scores = a.transpose(0, 1) @ b.permute(1, 2, 0) * q.shape[2] ** -0.5
+        if cap:
+            scores = cap * (scores / cap).tanh()
+        apart = torch.arange(len(a))[:, None] + len(b) - len(a) - torch.arange(len(b))
         if mask == "causal":
-            hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1 + len(b) - len(a))
-            scores = scores.masked_fill(hidden, -math.inf)
+            scores = scores.masked_fill(apart < 0, -math.inf)
+        if window:
+            scores = scores.masked_fill(apart.abs() >= window, -math.inf)
+        if sinks is not None:
+            sink = sinks.double()[:, None, None].expand(*scores.shape[:2], 1)
+            scores = torch.cat((scores, sink), -1)
         level = scores.logsumexp(-1) / math.log(2)
         found.append(torch.where(level == -math.inf, math.inf, level))
     return torch.cat(found, 1)
 
 
-def outputs(q, k, v, cu, cu_keys, causal):
+def outputs(q, k, v, cu, cu_keys, causal, *options):
     """(output, log-sum-exp)."""
     out = torch.full_like(q, torch.nan)
     lse = torch.full((q.shape[1], len(q)), torch.nan)
     table, rows = module.listed(cu, cu_keys, len(q), forward.unit(q.shape[2]))
-    forward.forward(q, k, v, out, lse, table, rows, causal)
+    forward.forward(q, k, v, out, lse, table, rows, causal, *options)
     return out, lse
 
 
@@ -123,17 +130,17 @@ SPOILT = pytest.mark.parametrize("spoilt", [False, True])
 """Whether a neighbour is all NaN."""
 
 
-def check(lengths, keys, heads, D, mask, spoilt):
+def check(lengths, keys, heads, D, mask, spoilt, *options, atol=2e-5):
     keys = lengths if keys is None else keys
     cu, cu_keys = starts(lengths), starts(keys)
     tensors = leaves(lengths, keys, heads, D)
     expected = [
-        reference(*(x.double() for x in tensors[:3]), cu, cu_keys, max(lengths), max(keys), mask),
-        levels(*tensors[:2], cu, cu_keys, mask).mT,
+        reference(*(x.double() for x in tensors[:3]), cu, cu_keys, max(lengths), max(keys), mask, *options),
+        levels(*tensors[:2], cu, cu_keys, mask, *options).mT,
     ]
     rows = spoil(tensors, cu, cu_keys) if spoilt else None
-    out, lse = outputs(*tensors[:3], cu, cu_keys, mask == "causal")
-    compare(["output", "log-sum-exp"], [out, lse.mT], expected, rows and [rows[0]] * 2)
+    out, lse = outputs(*tensors[:3], cu, cu_keys, mask == "causal", *options)
+    compare(["output", "log-sum-exp"], [out, lse.mT], expected, rows and [rows[0]] * 2, atol)
 
 
 @pytest.mark.usefixtures("_played")
@@ -142,6 +149,39 @@ def check(lengths, keys, heads, D, mask, spoilt):
 @SPOILT
 def test_output(lengths, keys, heads, D, mask, spoilt):
     check(lengths, keys, heads, D, mask, spoilt)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@SPOILT
+@pytest.mark.parametrize("window", [1, 64, 100, 128, 129, 300])
+@pytest.mark.parametrize(
+    ("lengths", "keys", "D"),
+    [
+        ([256, 128, 1, 0, 330], None, 64),
+        ([130, 300, 64, 0], [270, 40, 0, 90], 64),  # fewer keys than queries, none, and no queries
+        ([70, 129, 600], [500, 300, 600], 128),
+    ],
+)
+def test_windows(lengths, keys, D, window, mask, spoilt):
+    """One end of a window in a block of keys, both, none; wider than a sequence."""
+    check(lengths, keys, (2, 1), D, mask, spoilt, window)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@pytest.mark.parametrize("sunk", [True, False])
+@pytest.mark.parametrize(
+    ("lengths", "keys", "D", "window", "cap"),
+    [
+        ([256, 1, 0, 330], None, 64, 0, 0.0),
+        ([130, 300], [270, 40], 64, 0, 3.0),  # rows that see nothing but the sink
+        ([70, 129, 600], [500, 300, 600], 128, 200, 1.0),
+    ],
+)
+def test_sinks_and_caps(lengths, keys, D, window, cap, sunk, mask):
+    sinks = torch.tensor([0.5, 60.0]) if sunk else None
+    check(lengths, keys, (2, 1), D, mask, False, window, sinks, cap, atol=1e-4)
 
 
 @pytest.mark.usefixtures("_played")
