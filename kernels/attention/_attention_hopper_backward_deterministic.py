@@ -60,7 +60,8 @@ L2 = 32 << 20
 class Config:
     """A kernel at compile time: columns of a tile of values, the mask, a window of 0 being none, whether the last
     block is not whole, streamed tiles in flight, registers of a consumer's thread; rows of a consumer and of a
-    streamed tile; pieces that tiles of Q and K have by columns, and columns of one, 0 for as many as values have.
+    streamed tile; pieces that tiles of Q and K have by columns, and columns of one, 0 for as many as values have;
+    for dQ, what products of queries and keys are multiplied with before tanh, 0 without a cap.
     """
 
     width: int
@@ -73,6 +74,7 @@ class Config:
     tile: int = ROWS
     pieces: int = 1
     part: int = 0
+    inner: float = 0.0
 
     @property
     def columns(self) -> int:
@@ -305,7 +307,7 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
         stream.wait(at)
         k = pieces(stream.first, at.stage, c.pieces)
         v = stream.second.index(at.stage)
-        p, dp = scored(q, g, k, v, level, zero, scale, 1)
+        p, dp = scored(q, g, k, v, level, zero, scale, 1, c.inner)
         p = _masked(p, rows, columns, block, j, blocks, c, False)
         dq = add_to_queries(p, dp, dq, of_row, stream, at)
         at = at.advanced()

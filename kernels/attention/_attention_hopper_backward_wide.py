@@ -4,8 +4,9 @@ As in `_attention_hopper_backward_deterministic.py` one kernel makes dK and dV o
 block of queries, without atomics. dQ is that module's kernel, over steps of 32 keys. For dK and dV of 64 keys a
 warp group would need 256 registers of a thread. So a program has one block of 64 keys and two groups: one
 computes P and dV += Pᵀ·dO, the other dP and dK += dSᵀ·Q. P goes from the one to the other through shared memory,
-in fp32: rounded twice, gradients would have larger errors. The groups wait for nothing else, so that the matrix
-units have one's products while the other computes P or dS.
+in fp32: rounded twice, gradients would have larger errors. Where scores are capped it goes times their slope,
+which dS alone has. The groups wait for nothing else, so that the matrix units have one's products while the other
+computes P or dS.
 
 | barrier | one for | arrives | arrivals | waits, and the phase it starts at |
 |---|---|---|---|---|
@@ -33,7 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .._common import on
-from .._hopper import LOG2E, ROWS, fits, kernel_key, launch, product_layout, sectioned, tensor_map
+from .._hopper import ROWS, fits, kernel_key, launch, product_layout, sectioned, tensor_map
 from .._pipeline import Blocks, PairRing, aggregate, barriers, copy_in, copy_out, cursor, pair_ring, tile_buffers
 from ._attention_hopper_backward_deterministic import (
     Config,
@@ -44,6 +45,7 @@ from ._attention_hopper_backward_deterministic import (
     heads_per_l2_group,
 )
 from ._gradients import opaque
+from ._softmax import capped, scales
 
 WIDTH = 256
 """Columns of a tile; what a smaller D leaves of these is zeros."""
@@ -129,12 +131,16 @@ def _of_values(  # type: ignore[no-untyped-def]  # Triton's types are its own
             # Sᵀ = K·Qᵀ
             s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, deps=[s])
+            s = capped(s, c.inner, q.dtype)
             # P = 2^(S·scale - lse)
             p = gl.exp2(s * scale - gl.expand_dims(level, 0))
             p = _masked(p, rows, columns, block, j, blocks, c, True)
+            told = p
+            if c.inner > 0:
+                told = p * (1.0 - s * s)
             mbarrier.wait(pipes.free, phase)
             phase ^= 1
-            pipes.p.store(p)
+            pipes.p.store(told)
             mbarrier.arrive(pipes.ready, count=1)
             weights = gl.convert_layout(p.to(g.dtype), operand)
             # dV += Pᵀ·dO
@@ -242,15 +248,17 @@ def backward(
     dv: torch.Tensor,
     causal: bool,
     window: int = 0,
+    cap: float = 0.0,
 ) -> None:
     """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32
-    with room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
+    with room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none, as is a cap.
 
     For inputs that `takes` approves of, as many keys as queries; gradients are `mappable`.
     """
     B, H, S, D = q.shape
     heads, room = k.shape[1], lse.shape[2]
-    of_queries = Config(WIDTH, causal, window, S % (2 * ROWS) != 0, 3, tile=FEW)
+    scale, inner = scales(D, cap)
+    of_queries = Config(WIDTH, causal, window, S % (2 * ROWS) != 0, 3, tile=FEW, inner=inner)
     of_keys = replace(of_queries, rows=ROWS // 2, tile=ROWS, stages=2, tail=S % ROWS != 0)
     resident = [tensor_map(x, ROWS) for x in (q, grad, k, v, dq, dk, dv)]
     tq, tg, tk, tv, tdq, tdk, tdv = resident
@@ -263,10 +271,10 @@ def backward(
         launch(
             _keys, kernel_key(_keys, q.device, q.dtype, of_keys), B * heads * n,
             tq, tg, tk, tv, tdk, tdv, lse, delta, n, B * heads, heads, section, H // heads, S, room,
-            LOG2E * root, root, of_keys,
+            scale, root, of_keys,
         )  # fmt: skip
         launch(
             _queries, kernel_key(_queries, q.device, q.dtype, of_queries), B * H * of_rows,
             tq, tg, *streamed, tdq, lse, delta, of_rows, B * H, H, query_section, H // heads, S,
-            LOG2E * root, root, of_queries,
+            scale, root, of_queries,
         )  # fmt: skip

@@ -265,7 +265,7 @@ def launch_backward(
     wide = hopper is not None and hopper.wide.takes(q, k, v)
     fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled() or q.shape[-1] != v.shape[-1] or wide
     if hopper is not None and not (
-        (wide or hopper.forward.takes(q, k, v)) and _sized(hopper, S, Sk, causal, window, cap, fixed)
+        Sk == S if wide else hopper.forward.takes(q, k, v) and _sized(hopper, S, Sk, causal, window, cap, fixed)
     ):
         hopper = None
     if _portable("backward", sinks, cap):
@@ -279,8 +279,8 @@ def launch_backward(
             # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
             delta[..., :S].sub_(grad_lse, alpha=LOG2E)
         if fixed or not hopper.backward.AVAILABLE:
-            module = hopper.wide if wide else hopper.deterministic
-            module.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window)
+            given = grad, q, k, v, level, delta, dq, dk, dv, causal, window
+            hopper.wide.backward(*given, cap) if wide else hopper.deterministic.backward(*given)
         else:
             hopper.backward.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window, cap=cap)
         planned_gradient_in_sinks(sinks, lse, delta.shape[2])(sinks, lse, delta, ds)
@@ -334,8 +334,9 @@ def prepare_backward(
         hopper is None
         or _portable("backward", sinks, cap)
         or not (
-            (hopper.wide.takes(q, k, v) or hopper.forward.takes(q, k, v))
-            and _sized(hopper, S, Sk, causal, window, cap, apart)
+            Sk == S
+            if hopper.wide.takes(q, k, v)
+            else hopper.forward.takes(q, k, v) and _sized(hopper, S, Sk, causal, window, cap, apart)
         )
     ):
         tma = _descriptors(None, q, k, v, grad)

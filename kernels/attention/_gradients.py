@@ -33,18 +33,22 @@ def opaque(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def scored(  # type: ignore[no-untyped-def]  # as above
-    own, own_other, tile, tile_other, level, zero, scale, AXIS: gl.constexpr
+    own, own_other, tile, tile_other, level, zero, scale, AXIS: gl.constexpr, INNER: gl.constexpr = 0.0
 ):
     """(P before its mask, dP still being multiplied) of a consumer's own rows with a tile: K and V with Q and dO
     where the log-sum-exp is by column (AXIS 0), Q and dO with K and V where it is by row (1). Q and K are tuples
-    of pieces, as in `products`.
+    of pieces, as in `products`. Of scores that are capped, t = tanh(S·INNER), P comes times their slope 1 - t²: as
+    dS has it, not dV.
     """
     # S = Q·Kᵀ, dP = dO·Vᵀ, or both transposed
     s = products(own, tile, zero)
     dp = warpgroup_mma(own_other, tile_other.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
+    s = capped(s, INNER, own_other.dtype)
     # P = 2^(S·scale - lse)
     p = gl.exp2(s * scale - gl.expand_dims(level, AXIS))
+    if INNER > 0:
+        p = p * (1.0 - s * s)
     return p, dp
 
 

@@ -84,8 +84,8 @@ def attention(
 
     A `cap` above 0 makes scores cap · tanh(score / cap), before the mask. `sinks` (H,), in bf16, fp16 or fp32, are
     one more logit a head in the softmax's denominator, which has no value and no cap. Gradients with a cap are the
-    portable kernels' where they are to be deterministic or Dv is not D. On Hopper tanh of bf16 inputs has a
-    relative error of up to 2^-11.
+    portable kernels' where Dv is not D, or D at most 128 and they are to be deterministic. On Hopper tanh of bf16
+    inputs has a relative error of up to 2^-11.
 
     With `return_lse`, (output, lse): lse (B, H, S), fp32, is the natural logarithm of the sum of exponentials of
     each row's visible scores, its sink among them, by which outputs over several sets of keys can be merged into

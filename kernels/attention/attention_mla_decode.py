@@ -216,7 +216,7 @@ def launch(
     page, tokens = cache.shape[1], cache.shape[1] * block_table.shape[1]
     tile = tile_for(Sq * H, q.element_size(), capability(q.device))
     own = _hopper(q.device)
-    # The kernel for Hopper scales a row's largest score, which a scale that is not positive would make another one.
+    # The kernel for Hopper scales a row's largest score; by what is not positive another one would be the largest.
     own = own if own is not None and tokens and scale > 0 and own.takes(q, cache, latent) else None
     blocks = cdiv(Sq * H, tile.rows if own is None else own.ROWS)
     if parts is None:

@@ -139,7 +139,7 @@ def test_forward_on_hopper_by_columns(monkeypatch, hopper):
         (256, 200, 0.0, True),
         (136, 200, 0.0, True),
         (192, 300, 0.0, False),  # other keys than queries
-        (256, 200, 30.0, False),
+        (256, 200, 30.0, True),
         (252, 200, 0.0, False),  # rows of no multiple of 16 bytes
         (128, 200, 0.0, False),  # the unordered kernel's
     ],
@@ -148,7 +148,7 @@ def test_forward_on_hopper_by_columns(monkeypatch, hopper):
 def test_gradients_of_wide_heads_on_hopper(monkeypatch, hopper, fixed, D, keys, cap, takes):
     """Deterministic or not; prepared or not."""
     taken = []
-    monkeypatch.setattr(hopper.wide, "backward", lambda *given: taken.append(given[8].shape))
+    monkeypatch.setattr(hopper.wide, "backward", lambda *given: taken.append((given[8].shape, given[-1])))
     for each in (hopper.deterministic, hopper.backward):
         monkeypatch.setattr(each, "backward", lambda *given, **more: taken.append("others"))
     monkeypatch.setattr(hopper.backward, "run", lambda *given: taken.append("others"))
@@ -160,7 +160,7 @@ def test_gradients_of_wide_heads_on_hopper(monkeypatch, hopper, fixed, D, keys, 
     given = q, q, k, v, q, torch.zeros(1, 2, 200), True, 0, None, None, cap
     module.launch_backward(*given)
     module.prepare_backward(*given)(*given)
-    assert taken == [v.shape if takes else "others" if D == 128 else "portable"] * 2
+    assert taken == [(v.shape, cap) if takes else "others" if D == 128 else "portable"] * 2
 
 
 @pytest.mark.parametrize(
