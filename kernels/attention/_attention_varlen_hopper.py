@@ -32,20 +32,24 @@ computes a row does not change its numbers.
 | `tiles.ready` | the next tile | producer | 1 | all groups, 0 |
 | `tiles.free` | the same | each group, the tile read | groups | producer, 1 |
 
-Taken for bf16 and fp16, D of 64 or 128, sequences of more than 512 tokens among them, heads side by side: `fits`.
+Taken for bf16 and fp16, sequences of more than 512 tokens among them, D of 64 or 128 and heads side by side, or
+another D from 40 to 128: `takes`.
 No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 """
+
+import functools
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from .._common import multiprocessors, on
+from .._common import multiprocessors, on, power_of_2
 from .._hopper import (
     ROWS,
     TensorMap,
     launch,
+    mappable,
     product_layout,
     sectioned,
     shared_layout,
@@ -178,6 +182,12 @@ def _tile(units, unit, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Trit
 
 
 @gluon.jit
+def _place(row, column, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of a tile that begins at a row of the packed tensors: `column` is where its head begins, or which it is."""
+    return [row, column] if c.width == c.D else [column, row, 0]
+
+
+@gluon.jit
 def _producer(q, k, v, pipes, units, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Loads each tile's parts of Q and its blocks of K and V, the last keys first, and takes the next tile."""
     GROUPS: gl.constexpr = c.groups
@@ -191,21 +201,24 @@ def _producer(q, k, v, pipes, units, c: gl.constexpr):  # type: ignore[no-untype
         head, start, _, key_start, _, first, low, last = _tile(units, unit, c)
         row = start + first
         key = key_start + last * c.keys
-        column = head * c.width
-        key_column = head // units.groups * c.width
+        column = head
+        key_column = head // units.groups
+        if c.width == c.D:
+            column = head * c.width
+            key_column = head // units.groups * c.width
         # Keys do not wait for those who still use the queries before.
-        pipes.k.fetch(at_k, k, [key, key_column])
+        pipes.k.fetch(at_k, k, _place(key, key_column, c))
         for i in gl.static_range(GROUPS):
             full = pipes.q.acquire(at_buffer(i, q_phase), q.block_type.nbytes)
-            copy_in(q, [row + i * c.rows, column], full, pipes.q.buffers.index(i))
+            copy_in(q, _place(row + i * c.rows, column, c), full, pipes.q.buffers.index(i))
         q_phase ^= 1
         for j in range(0, last + 1 - low):
             at_k = at_k.advanced()
-            pipes.v.fetch(at_v, v, [key, key_column])
+            pipes.v.fetch(at_v, v, _place(key, key_column, c))
             at_v = at_v.advanced()
             key = key - c.keys
             if j < last - low:
-                pipes.k.fetch(at_k, k, [key, key_column])
+                pipes.k.fetch(at_k, k, _place(key, key_column, c))
         unit = units.take()
         tile_phase = pipes.tiles.push(unit, tile_phase)
 
@@ -321,13 +334,17 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
                 o.store(acc.to(out.dtype))
                 fence_async_shared()
-                copy_out(out, [begin + row, head * c.width], o)
+                copy_out(out, _place(begin + row, head * c.width if c.width == c.D else head, c), o)
             else:
                 # A tile's store would begin in the sequence before.
                 own = row + gl.arange(0, c.rows, sums_rows)
-                columns = gl.expand_dims(head * c.width + gl.arange(0, c.width, gl.SliceLayout(0, sums)), 0)
-                pointers = gl.expand_dims((begin + own).to(gl.int64) * (units.heads * c.width), 1) + columns
-                gl.store(plain + pointers, acc.to(out.dtype), mask=gl.expand_dims(own >= 0, 1))
+                column = gl.arange(0, c.width, gl.SliceLayout(0, sums))
+                columns = gl.expand_dims(head * c.D + column, 0)
+                pointers = gl.expand_dims((begin + own).to(gl.int64) * (units.heads * c.D), 1) + columns
+                there = gl.expand_dims(own >= 0, 1)
+                if c.width != c.D:
+                    there = there & gl.expand_dims(column < c.D, 0)
+                gl.store(plain + pointers, acc.to(out.dtype), mask=there)
         unit, tile_phase = pipes.tiles.pop(tile_phase)
     tma.store_wait(pendings=0)
 
@@ -359,6 +376,42 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )
 
 
+def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest: int) -> bool:
+    """Whether the forward pass takes these inputs: what `fits` approves of, or heads of other columns, which may
+    be apart.
+    """
+    D = q.shape[2]
+    if D in DIVISIONS:
+        return fits(q, k, v, longest)
+    return (
+        q.dtype in (torch.bfloat16, torch.float16)
+        and D % 8 == 0
+        and power_of_2(D) in DIVISIONS
+        and longest > 512
+        and all(x.shape[0] > 0 and mappable(x) for x in (q, k, v))
+    )
+
+
+def _map(x: torch.Tensor, rows: int) -> TensorMap:
+    """Of blocks of `rows` tokens of one head: as `packed`, or by a dimension of heads, so that a tile's columns
+    beyond a head's are zeros, and are not written.
+    """
+    T, heads, D = x.shape
+    if D in DIVISIONS:
+        return packed(x, rows)
+    # The stride of a dimension of one may be anything; a tensor map wants a valid one.
+    strides = x.stride(1) if heads > 1 else D, x.stride(0) if T > 1 else D, 1
+    block = 1, rows, power_of_2(D)
+    return TensorMap(x, [heads, T, D], [*strides], [*block], _layout(block, x.dtype))
+
+
+@functools.cache
+def _layout(block: tuple[int, int, int], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """Of a (1, rows, width) block in shared memory."""
+    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([*block], element)
+
+
 def packed(x: torch.Tensor, rows: int) -> TensorMap:
     """Blocks of `rows` tokens of one head of what `fits` has approved of: head h at column h · D."""
     T, heads, D = x.shape
@@ -367,7 +420,7 @@ def packed(x: torch.Tensor, rows: int) -> TensorMap:
 
 def unit(D: int) -> int:
     """Query rows of a tile, which is a unit of the list."""
-    return ROWS * DIVISIONS[D][0]
+    return ROWS * DIVISIONS[power_of_2(D)][0]
 
 
 def forward(
@@ -384,17 +437,18 @@ def forward(
     cap: float = 0.0,
 ) -> None:
     """Writes the output and its base-2 log-sum-exp (H, T), +inf for a row that sees nothing, from a list of units
-    of `unit(D)` rows of queries. A window of 0 is none, as is a cap. For inputs that `fits` approves of; sinks
+    of `unit(D)` rows of queries. A window of 0 is none, as is a cap. For inputs that `takes` approves of; sinks
     (H,) are contiguous. A list is good for one call: what is taken is counted in it.
     """
     T, H, D = q.shape
     hold = SECTION // (2 * D * k.element_size())
     scale, inner = scales(D, cap)
-    c = Config(D, causal, window, False, False, D, *DIVISIONS[D], inner)
+    width = power_of_2(D)
+    c = Config(width, causal, window, False, False, D, *DIVISIONS[width], inner)
     of_sinks = None if sinks is None else sinks.dtype
     with on(q):
         launch(
             _kernel, (_kernel, q.device, q.dtype, of_sinks, c), min(rows * H, multiprocessors(q)),
-            packed(q, c.rows), packed(k, c.keys), packed(v, c.keys), packed(out, c.rows), out, lse, sinks, table,
+            _map(q, c.rows), _map(k, c.keys), _map(v, c.keys), _map(out, c.rows), out, lse, sinks, table,
             rows, H, H // k.shape[1], hold, T, scale, c,
         )  # fmt: skip

@@ -669,7 +669,7 @@ def _launch_forward(
     starts, key_starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
     sinks = None if sinks is None else sinks.contiguous()
     hopper = _hopper(q.device)
-    if hopper is not None and "forward" in HOPPER and hopper.forward.fits(q, k, v, max_seqlen_q):
+    if hopper is not None and "forward" in HOPPER and hopper.forward.takes(q, k, v, max_seqlen_q):
         table, rows = listed(starts, key_starts, T, hopper.forward.unit(D))
         window = bounded(window, max_seqlen_q, max_seqlen_k)
         hopper.forward.forward(q, k, v, out, lse, table, rows, causal, window, sinks, cap)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from kernelmark.kernels._common import power_of_2
 from kernelmark.kernels.attention import _attention_hopper_backward as dense
 from kernelmark.kernels.attention import _attention_varlen_hopper as forward
 from kernelmark.kernels.attention import _attention_varlen_hopper_backward as backward
@@ -15,6 +16,17 @@ from kernelmark.kernels.attention import attention_varlen as module
 from kernelmark.suite.operators.attention_varlen import reference
 
 from .player import Tiles, nothing, play, reduce
+
+
+def packed(x, rows):
+    return Tiles(x.view(x.shape[0], -1), rows, x.shape[2])
+
+
+def mapped(x, rows):
+    """By a dimension of heads where these have other columns than a tile."""
+    return (
+        packed(x, rows) if x.shape[2] in (64, 128) else Tiles(x.transpose(0, 1), 1, rows, power_of_2(x.shape[2]))
+    )
 
 
 @pytest.fixture
@@ -26,7 +38,8 @@ def _played(monkeypatch):
         opaque=lambda x: 0,
         add_out=reduce,
         thread_barrier=nothing,
-        packed=lambda x, rows: Tiles(x.view(x.shape[0], -1), rows, x.shape[2]),
+        packed=packed,
+        _map=mapped,
     )
 
 
@@ -166,6 +179,40 @@ def test_output(lengths, keys, heads, D, mask, spoilt):
 def test_windows(lengths, keys, D, window, mask, spoilt):
     """One end of a window in a block of keys, both, none; wider than a sequence."""
     check(lengths, keys, (2, 1), D, mask, spoilt, window)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@SPOILT
+@pytest.mark.parametrize(
+    ("lengths", "keys", "heads", "D", "window"),
+    [
+        ([256, 128, 1, 0, 330], None, (2, 1), 80, 0),
+        ([130, 300, 64, 0], [270, 40, 0, 90], (4, 2), 40, 0),
+        ([70, 129, 600], [500, 300, 600], (2, 2), 96, 100),
+    ],
+)
+def test_heads_of_other_columns(lengths, keys, heads, D, window, mask, spoilt):
+    """Tiles end with a head, and a neighbour's columns are neither read nor written."""
+    check(lengths, keys, heads, D, mask, spoilt, window)
+
+
+def test_what_the_forward_pass_takes():
+    def takes(D=80, longest=1024, dtype=torch.bfloat16, apart=0):
+        x = torch.empty(700, 3, D + apart, dtype=dtype)[..., :D]
+        return forward.takes(x, x, x, longest)
+
+    assert takes()
+    assert takes(D=40, dtype=torch.float16)
+    assert takes(apart=8)
+    assert takes(D=64)
+    assert not takes(D=64, apart=8)  # heads are not side by side
+    assert not takes(apart=4)
+    assert not takes(D=84)
+    assert not takes(D=32)
+    assert not takes(D=136)
+    assert not takes(longest=512)
+    assert not takes(dtype=torch.float32)
 
 
 @pytest.mark.usefixtures("_played")
