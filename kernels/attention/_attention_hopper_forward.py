@@ -122,6 +122,11 @@ class Config:
         """Of a piece of Q and K."""
         return self.part or self.width
 
+    @property
+    def ahead(self) -> int:
+        """Keys after itself that a query sees under a window."""
+        return self.window - 1 if self.window and not self.causal else 0
+
 
 DIVISIONS = {64: (3, True, 3, 160), 128: (2, False, 2, 240)}
 """A tile's groups, whether they take turns, buffers and registers, by columns; what a smaller D leaves of these is
@@ -250,7 +255,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     window is so narrow that both ends cut a block, each is looked for in it.
     """
     WINDOW: gl.constexpr = c.window
-    AHEAD: gl.constexpr = 0 if c.causal or not c.window else c.window - 1  # keys after itself that a query sees
+    AHEAD: gl.constexpr = c.ahead
     SPAN: gl.constexpr = WINDOW + AHEAD  # keys that it sees
     NARROW: gl.constexpr = WINDOW > 0 and c.keys > WINDOW
     FROM: gl.constexpr = 0 if AHEAD else 1

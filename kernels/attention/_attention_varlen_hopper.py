@@ -223,6 +223,63 @@ def _producer(q, k, v, pipes, units, c: gl.constexpr):  # type: ignore[no-untype
         tile_phase = pipes.tiles.push(unit, tile_phase)
 
 
+@gluon.constexpr_function
+def _narrow(c):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Whether both ends of the window can cut a block. Under a causal mask the diagonal may lie across two: rows
+    begin anywhere.
+    """
+    return c.window > 0 and (2 * c.keys if c.causal else c.keys) > c.window
+
+
+@gluon.jit
+def _steps(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, pipes, zero, state, at, within, edge, first, end, scale, c: gl.constexpr, GROUP: gl.constexpr
+):
+    """(state, next places) of a group after the blocks of keys behind its `first` one, down to `end`, under a
+    window; its first row's place is `edge`. Run 0 is cut by the window's end, 1 is seen by every row, 2 is cut by
+    the window's start.
+    """
+    SPAN: gl.constexpr = c.window + c.ahead
+    NARROW: gl.constexpr = _narrow(c)
+    count = first + 1 - end
+    after = 1
+    for run in gl.static_range(3):
+        until = count
+        if run == 0:  # the blocks after the last that all rows see as a whole
+            until = gl.maximum(first + 1 - gl.maximum(edge + c.ahead + 1, 0) // c.keys, 1)
+            until = gl.minimum(until, count)
+        elif run == 1:  # from there to the first such
+            until = first + 1 - gl.maximum(edge + c.rows - c.window + c.keys - 1, 0) // c.keys
+            until = gl.maximum(gl.minimum(until, count), after)
+        for j in range(after, until):
+            limit = within + (edge + c.ahead - (first - j) * c.keys)
+            state, at = step(
+                q, pipes, zero, state, at, limit, scale, c,
+                GROUP, SPAN, run != 1 and (run == 0 or NARROW), run != 1 and (run == 2 or NARROW), c.inner,
+            )  # fmt: skip
+        after = until
+    return state, at
+
+
+@gluon.jit
+def _write(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    out, plain, acc, row, begin, head, heads, c: gl.constexpr
+):
+    """Results of a group whose first row, negative, lies before its sequence: a tile's store would begin in the
+    sequence before.
+    """
+    layout: gl.constexpr = acc.type.layout
+    own = row + gl.arange(0, c.rows, gl.SliceLayout(1, layout))
+    column = gl.arange(0, c.width, gl.SliceLayout(0, layout))
+    pointers = gl.expand_dims((begin + own).to(gl.int64) * (heads * c.D), 1) + gl.expand_dims(
+        head * c.D + column, 0
+    )
+    there = gl.expand_dims(own >= 0, 1)
+    if c.width != c.D:
+        there = there & gl.expand_dims(column < c.D, 0)
+    gl.store(plain + pointers, acc.to(out.dtype), mask=there)
+
+
 @gluon.jit
 def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, plain, lse, sinks, staged, pipes, units, tokens, scale, c: gl.constexpr, GROUP: gl.constexpr
@@ -232,10 +289,9 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     runs of steps are those of `_attention_hopper_forward.py`.
     """
     WINDOW: gl.constexpr = c.window
-    AHEAD: gl.constexpr = 0 if c.causal or not c.window else c.window - 1  # keys after itself that a query sees
-    SPAN: gl.constexpr = WINDOW + AHEAD
-    # Whether both ends can cut a block. Under a causal mask the diagonal may lie across two: rows begin anywhere.
-    NARROW: gl.constexpr = WINDOW > 0 and (2 * c.keys if c.causal else c.keys) > WINDOW
+    AHEAD: gl.constexpr = c.ahead
+    SPAN: gl.constexpr = c.window + c.ahead
+    NARROW: gl.constexpr = _narrow(c)
     ROWS: gl.constexpr = c.rows
     KEYS: gl.constexpr = c.keys
     WIDTH: gl.constexpr = c.width
@@ -291,23 +347,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             s = apply_mask(s, limits, 0, True, False)
         state = first_block(s, gl.zeros([ROWS, WIDTH], gl.float32, sums), scale, out.dtype)
         if WINDOW:
-            count = first + 1 - end
-            after = 1
-            for run in gl.static_range(3):
-                until = count
-                if run == 0:  # the blocks after the last that all rows see as a whole
-                    until = gl.maximum(first + 1 - gl.maximum(edge + AHEAD + 1, 0) // c.keys, 1)
-                    until = gl.minimum(until, count)
-                elif run == 1:  # from there to the first such
-                    until = first + 1 - gl.maximum(edge + c.rows - WINDOW + c.keys - 1, 0) // c.keys
-                    until = gl.maximum(gl.minimum(until, count), after)
-                for j in range(after, until):
-                    limit = within + (edge + AHEAD - (first - j) * c.keys)
-                    state, at = step(
-                        q, pipes, zero, state, at, limit, scale, c,
-                        GROUP, SPAN, run != 1 and (run == 0 or NARROW), run != 1 and (run == 2 or NARROW), c.inner,
-                    )  # fmt: skip
-                after = until
+            state, at = _steps(q, pipes, zero, state, at, within, edge, first, end, scale, c, GROUP)
         else:
             if c.causal:
                 # By j, though it is 0: what did not change in the loop would be compared before it, needed or not.
@@ -336,15 +376,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 fence_async_shared()
                 copy_out(out, _place(begin + row, head * c.width if c.width == c.D else head, c), o)
             else:
-                # A tile's store would begin in the sequence before.
-                own = row + gl.arange(0, c.rows, sums_rows)
-                column = gl.arange(0, c.width, gl.SliceLayout(0, sums))
-                columns = gl.expand_dims(head * c.D + column, 0)
-                pointers = gl.expand_dims((begin + own).to(gl.int64) * (units.heads * c.D), 1) + columns
-                there = gl.expand_dims(own >= 0, 1)
-                if c.width != c.D:
-                    there = there & gl.expand_dims(column < c.D, 0)
-                gl.store(plain + pointers, acc.to(out.dtype), mask=there)
+                _write(out, plain, acc, row, begin, head, units.heads, c)
         unit, tile_phase = pipes.tiles.pop(tile_phase)
     tma.store_wait(pendings=0)
 
