@@ -101,6 +101,15 @@ def _producer(q, g, k, v, pipes, blocks, c: gl.constexpr):  # type: ignore[no-un
 
 
 @gluon.jit
+def _write(out, x, buffer, head, block, blocks, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """A block's gradient, by a buffer that is no operand any more."""
+    buffer.store(x.to(out.dtype))
+    fence_async_shared()
+    copy_out(out, [head // blocks.per_batch, head % blocks.per_batch, block * 2 * c.rows, 0], buffer)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
 def _of_values(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, lse, pipes, blocks, room, scale, c: gl.constexpr
 ):
@@ -148,12 +157,7 @@ def _of_values(  # type: ignore[no-untyped-def]  # Triton's types are its own
             dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
             pipes.stream.release(at)
             at = at.advanced()
-    # Nobody else reads K.
-    own = pipes.k.index(0)
-    own.store(dv.to(out.dtype))
-    fence_async_shared()
-    copy_out(out, [head // blocks.per_batch, head % blocks.per_batch, block * ROWS, 0], own)
-    tma.store_wait(pendings=0)
+    _write(out, dv, pipes.k.index(0), head, block, blocks, c)  # nobody else reads K
 
 
 @gluon.jit
@@ -197,12 +201,7 @@ def _of_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
             dk, ds = warpgroup_mma_wait(0, deps=[dk, ds])
             pipes.stream.release(at)
             at = at.advanced()
-    # Nobody else reads V.
-    own = pipes.v.index(0)
-    own.store((dk * root).to(out.dtype))
-    fence_async_shared()
-    copy_out(out, [head // blocks.per_batch, head % blocks.per_batch, block * ROWS, 0], own)
-    tma.store_wait(pendings=0)
+    _write(out, dk * root, pipes.v.index(0), head, block, blocks, c)  # nobody else reads V
 
 
 @gluon.jit(do_not_specialize=["n", "heads", "per_batch", "section", "groups", "length", "room"])
@@ -260,8 +259,7 @@ def backward(
     scale, inner = scales(D, cap)
     of_queries = Config(WIDTH, causal, window, S % (2 * ROWS) != 0, 3, tile=FEW, inner=inner)
     of_keys = replace(of_queries, rows=ROWS // 2, tile=ROWS, stages=2, tail=S % ROWS != 0)
-    resident = [tensor_map(x, ROWS) for x in (q, grad, k, v, dq, dk, dv)]
-    tq, tg, tk, tv, tdq, tdk, tdv = resident
+    tq, tg, tk, tv, tdq, tdk, tdv = (tensor_map(x, ROWS) for x in (q, grad, k, v, dq, dk, dv))
     streamed = tensor_map(k, FEW), tensor_map(v, FEW)
     root = 1 / math.sqrt(D)
     section = heads_per_l2_group(S, WIDTH, H // heads, B * heads) if causal and not window else 1

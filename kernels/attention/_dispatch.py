@@ -280,7 +280,10 @@ def launch_backward(
             delta[..., :S].sub_(grad_lse, alpha=LOG2E)
         if fixed or not hopper.backward.AVAILABLE:
             given = grad, q, k, v, level, delta, dq, dk, dv, causal, window
-            hopper.wide.backward(*given, cap) if wide else hopper.deterministic.backward(*given)
+            if wide:
+                hopper.wide.backward(*given, cap)
+            else:
+                hopper.deterministic.backward(*given)
         else:
             hopper.backward.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window, cap=cap)
         planned_gradient_in_sinks(sinks, lse, delta.shape[2])(sinks, lse, delta, ds)
