@@ -234,17 +234,17 @@ MOST_MAPS = 4096
 
 
 class Compiled:
-    """A compiled kernel and how it is launched.
+    """A compiled kernel, Triton's `kernel`, and how it is launched.
 
     Where Triton makes tensor maps in a way that is known, they are made here, and kept by address and by what they
     say, which is all that is in one: memory that was freed and given to another tensor is no special case. Making
     one takes as long as a launch, and in a training step the same addresses come again and again.
     """
 
-    __slots__ = ("_function", "_kernel", "_maps", "_middle", "_says", "_together")
+    __slots__ = ("_function", "_maps", "_middle", "_says", "_together", "kernel")
 
     def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self._function: Any = None
         self._together = False
         self._middle: tuple[Any, ...] = ()
@@ -252,12 +252,12 @@ class Compiled:
         self._maps: dict[tuple[int, Says], tuple[Any, ...]] = {}
 
     def _bind(self) -> None:
-        function, self._together, self._middle = straight(self._kernel)
+        function, self._together, self._middle = straight(self.kernel)
         self._function, self._says = described(function) or (function, {})
 
     def __call__(self, grid: int, arguments: tuple[Any, ...]) -> None:
         if not DIRECT or observed():
-            self._kernel[(grid, 1, 1)](*map(usual, arguments))
+            self.kernel[(grid, 1, 1)](*map(usual, arguments))
             return
         if self._function is None:
             self._bind()

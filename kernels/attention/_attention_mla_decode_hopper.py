@@ -47,7 +47,7 @@ from .._hopper import (
 )
 from .._pipeline import Handshake, aggregate, barriers, copy_in, cursor, tile_buffers
 from ._attention_varlen_hopper import clear_tail
-from ._softmax import RESCALE_THRESHOLD, apply_mask, lane_sums, pack, pin, products, rescale
+from ._softmax import apply_mask, lane_sums, pack, pin, products, rescale
 
 LATENT, ROTARY = 512, 64
 """Dimensions that the kernel is for."""
@@ -341,7 +341,8 @@ def _scorer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             if run == 0:
                 s = apply_mask(s, seen - (last - i) * c.keys, 0, True, False)
             top = gl.max(s, 1) * scale
-            highest = pin(gl.where(top - row_max > RESCALE_THRESHOLD, top, row_max))
+            # Not behind as in `_softmax.py`: a row's few large weights are then near 1, where 16 bits round less.
+            highest = pin(gl.maximum(row_max, top))
             # P = 2^(S·scale - m)
             weights = gl.exp2(s * scale - gl.expand_dims(highest, 1))
             correction = gl.exp2(row_max - highest)

@@ -50,7 +50,7 @@ for B in (2, 1):
     lengths = torch.full((B,), 1024, dtype=torch.int32, device="cuda")
     attention_mla_decode(q[:B], cache, table[:B], lengths, 512, 0.07)
 torch.cuda.synchronize()
-print(json.dumps([[str(key), x.asm["ptx"]] for key, x in _hopper.compiled.items()]))
+print(json.dumps([[str(key), x.kernel.asm["ptx"]] for key, x in _hopper.compiled.items()]))
 """
 
 
