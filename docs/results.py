@@ -45,6 +45,10 @@ README = HERE.parent / "README.md"
 JOURNALS = HERE.parent / "registry" / "reference"
 
 ATTENTION = "20261122-000725-00c3"
+ATTENTION_HOPPER = "20261128-235841-7224"
+"""Latent, wide and packed attention after it has kernels for Hopper; six cases lack FlashAttention 4's row."""
+ATTENTION_HOPPER_FA4 = "20261129-000502-93d4"
+"""These six and two more, beside it and cuDNN."""
 FLASHINFER = "20261121-193506-4853"
 """The run of plan `attention` before, with older kernels of ours, which has FlashInfer."""
 MEMORY_ROWS = "memory-rows"
@@ -105,8 +109,10 @@ DECODE = (
     "20261124-084457-4fcc",
     "20261124-144835-8c68",
 )
-DECODE_TODAY = "20261128-145349-75c9"
-"""Six launches a layer for one sequence, beside vLLM."""
+DECODE_TODAY = "20261129-000100-4681"
+"""Six launches a layer up to 16 sequences; as far as it came, without vLLM's rows."""
+DECODE_VLLM = "20261128-145349-75c9"
+"""Six for one sequence alone, beside vLLM."""
 GENERATE = "generate-h200"
 """Plan `generate` in two shards, each to be gone on with."""
 GENERATE_BEFORE = "20261128-082630-2599"
@@ -232,6 +238,8 @@ def page() -> str:
         *_every("Precisions, as far as they came", PRECISION_PART),
         "The loss of `fp16_scaled` multiplied in fp32 there, which autocast does in fp16: that row is slower than "
         "what users have.",
+        *_every("Latent attention, heads of 256, packed sequences", ATTENTION_HOPPER),
+        *_every("The same beside FlashAttention 4", ATTENTION_HOPPER_FA4),
         *_every("Precisions from 124 M to 8 B", PRECISION),
         f"Refused were {_refused(PRECISION)}: for what three steps change of the last norm's bias, or for a "
         "gradient ([what rounding makes of it](training.md#precisions-on-an-h200)).",
@@ -1130,9 +1138,12 @@ def _decoding() -> list[str]:
         "Llama 3.1 8B's shape in bf16, random weights, 64 tokens after prompts of S. The byte bound is weights "
         "without the input embedding, and the cache, at the rate of reading that the run measured. MFU is of "
         "989.4 TFLOP/s.",
-        f"{_where(journal(DECODE_TODAY))} With products in 8 bits (`e4m3`) too, by a scale a row or for 128 "
-        "elements.",
+        f"{_where(journal(DECODE_TODAY))} As far as it came: vLLM's rows were not reached.",
         _programs(DECODE_TODAY, columns),
+        "### Before, several sequences by more launches, beside vLLM",
+        f"{_where(journal(DECODE_VLLM))} With products in 8 bits (`e4m3`) too, by a scale a row or for 128 "
+        "elements.",
+        _programs(DECODE_VLLM, columns),
         "### Before, one sequence by more launches",
     ]
     for run in DECODE:

@@ -41,7 +41,7 @@ from .system import System
 FILES = Path(__file__).with_name("plans")
 TIMED = ("30s", "5m", "30m")
 """Plans that end within the time that is their name, by leaving out what says least."""
-LATEST: Mapping[str, str] = {"shapes": "shapes-1", "widths": "widths-2"}
+LATEST: Mapping[str, str] = {"shapes": "shapes-2", "widths": "widths-2"}
 """Plans that are drawn by a rule and then frozen, under a number: the latest of each."""
 BUILTIN = ("quick", "standard", "full", *TIMED, *sorted((*LATEST, *(x.stem for x in FILES.glob("*.toml")))))
 """The first are made of the operators' grids (`LEVELS`), the others are the files of those names in `plans/`."""

@@ -1,11 +1,12 @@
 """Plans that are drawn by a seeded rule before anything of them is timed, and then frozen. Pure.
 
-    python -m kernelmark.suite.shapes shapes > suite/plans/shapes-1.toml
+    python -m kernelmark.suite.shapes shapes > suite/plans/shapes-2.toml
     python -m kernelmark.suite.shapes widths > suite/plans/widths-2.toml
 
 `shapes`: calls that published models make. Models take turns; of each a phase (training, a prompt, decoding), a
 length and a dtype are drawn, then one of the model's calls, weighted by its share of the time that a step's calls
-need at the least. Twins that differ in storage or length alone come on top.
+need at the least. Twins that differ in storage or length alone come on top. (`shapes-1` has the backward pass
+alone of losses whose gradients most programs compute in the forward pass.)
 
 `widths`: operators on rows of any width, the width drawn evenly by its logarithm, against every peer but
 max-autotune, which would take minutes of tuning for each size. (`widths-1` has the same cases and that peer too.)
@@ -92,6 +93,8 @@ PEERS: Mapping[str, tuple[str, ...]] = {
 }
 """By operator, those that must have run for a goal of it to be shown."""
 
+WHOLE = ("fused_linear_cross_entropy",)
+"""Operators whose gradients most programs compute in the forward pass, and which are timed with it."""
 STORED = ("attention", "attention_window", "rope", "attention_mla")
 """Operators that know of storage."""
 
@@ -157,6 +160,8 @@ def _drawn(name: str, catalog: Catalog, chance: random.Random, wanted: str = "")
         cases = [_case(x, catalog, dtype, pass_) for x in calls]
         weights = [x.calls * seconds(case) for x, case in zip(calls, cases, strict=True)]
         case = chance.choices(cases, weights)[0]
+        if case.operator in WHOLE and case.pass_ == "backward":
+            case = catalog.operator(case.operator).case(case.axes, case.dtype, "forward_backward", **case.options)
         if case.flops <= MOST_FLOPS and case.bytes <= MOST_BYTES:
             return case
     return None

@@ -40,8 +40,19 @@ def test_another_seed_draws_other_cases():
 
 
 def test_the_plain_name_is_the_latest():
-    assert SHAPES.name == "shapes-1"
-    assert {x.name for x in plans.load("shapes-1", OWN, "cuda").cases} == {x.name for x in SHAPES.cases}
+    assert SHAPES.name == "shapes-2"
+    assert {x.name for x in plans.load("shapes-2", OWN, "cuda").cases} == {x.name for x in SHAPES.cases}
+
+
+def test_the_first_shapes_have_gradients_alone_that_are_computed_before():
+    """All else is the same, in the same order."""
+    pairs = list(zip(plans.load("shapes-1", OWN, "cuda").cases, SHAPES.cases, strict=True))
+    other = [(a, b) for a, b in pairs if a != b]
+    assert len(other) == 6
+    assert {(a.operator, a.pass_, b.pass_) for a, b in other} == {
+        ("fused_linear_cross_entropy", "backward", "forward_backward")
+    }
+    assert all(a.axes == b.axes and a.dtype == b.dtype for a, b in other)
 
 
 def test_shapes_are_calls_of_all_models_that_are_asked_for():
@@ -55,7 +66,7 @@ def test_shapes_are_calls_of_all_models_that_are_asked_for():
     options = {f"{x}={y}" for case in SHAPES.cases for x, y in case.options.items()}
     assert options >= {"storage=bshd", "storage=packed", "storage=bhsd", "sinks=True", "cap=50", "page=64"}
     assert {x.dtype for x in SHAPES.cases} == {"bf16", "fp16"}
-    assert {x.pass_ for x in SHAPES.cases} == {"forward", "backward"}
+    assert {x.pass_ for x in SHAPES.cases} == {"forward", "backward", "forward_backward"}
     assert any(x.axes.get("Sk", 0) > x.axes["S"] for x in SHAPES.cases if x.operator == "attention")
 
 

@@ -714,6 +714,38 @@ def test_a_process_measures_up_to_the_second_of_what_it_has_once():
     assert [i for i, _ in supervisor.one_process(cells)] == [3, 4, 5, 7]
     assert [i for i, _ in supervisor.one_process({8: engine, 9: plain})] == [8, 9]
     assert [i for i, _ in supervisor.one_process({})] == []
+    assert [i for i, _ in supervisor.one_process(cells, {4, 7})] == [3, 5, 8, 9]
+    assert [i for i, _ in supervisor.one_process({4: engine, 7: other}, {4, 7})] == [4]
+
+
+POISONS = """
+built = []
+
+
+def caches(case):
+    mine = len(built)
+    built.append(case)
+    return lambda x: x * 2 + mine  # what was built before it is in its answer
+
+
+def wrong(case):
+    return lambda x: x * 3
+
+
+IMPLEMENTATIONS = {"double": {"first": caches, "second": caches, "third": wrong}}
+"""
+
+
+def test_what_others_left_in_a_process_makes_no_row_wrong(make, root):
+    (root / "baselines" / "poisons.py").write_text(POISONS)
+    journal = read(make(implementations=("first", "second", "third")).execute())
+    found = {x.implementation: x for x in journal.records}
+    assert len(journal.records) == 3
+    assert found["third"].status == "incorrect"
+    assert [found[x].status for x in ("first", "second")] == ["ok", "ok"]
+    remarks = [found[x].measurement.remarks for x in ("first", "second")]
+    assert sorted(remarks) == [(), (supervisor.BESIDE_OTHERS,)]
+    assert journal.footers[0].complete
 
 
 def test_a_time_that_no_device_can_reach_is_refused(make, monkeypatch):
