@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from .._common import capability, cdiv, check, multiprocessors, on, operator, power_of_2, roomy
+from .._dependent import begin, dependent
 from .._online_softmax import weighted_if_seen
 from ._parts import LONGEST_PARTS, join
 from ._tile_functions import LOG2E, LOG2E_ON_DEVICE, capped
@@ -84,7 +85,7 @@ def attention_decode(
 class Config:
     """The kernel at compile time: queries of a sequence, query heads of a key head, head dimension, rows of a tile
     of queries, keys of a tile, columns of both, tokens of a page, 0 being a contiguous cache, whether there is one
-    part, stages of the loop, and a cap of scores, 0 being none.
+    part, stages of the loop, a cap of scores, 0 being none, and whether it begins while the kernel before ends.
     """
 
     queries: int
@@ -97,6 +98,7 @@ class Config:
     whole: bool
     stages: int
     cap: float
+    dependent: bool = False
 
 
 @triton.jit(do_not_specialize=["heads", "parts"])
@@ -111,6 +113,8 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     written; else the part's mean (B, Sq, H, parts, D) and its base-2 log-sum-exp (B, Sq, H, parts) are. A tile of
     keys lies within one page of as many or more. A head's sink, None for none, is counted in its first part.
     """
+    if c.dependent:
+        begin()
     ROWS: tl.constexpr = c.rows
     WIDTH: tl.constexpr = c.width
     program = tl.program_id(0)
@@ -251,18 +255,21 @@ def launch(
     width = max(16, power_of_2(D))
     c = Config(
         Sq, groups, D, rows, tile.keys, width, 0 if block_table is None else page, parts == 1, tile.stages,
-        cap,
+        cap, dependent(q.device),
     )  # fmt: skip
+    launched = {"launch_pdl": True} if c.dependent else {}
     with on(q):
         _part[(B * parts * heads,)](
             q, k_cache, v_cache, lengths if block_table is None else block_table, lengths, out, sums, levels,
             q.stride()[:3], k_cache.stride()[:3], v_cache.stride()[:3],
             0 if block_table is None else block_table.stride(0), heads, parts, LOG2E / math.sqrt(D), sinks,
             c,
-            num_warps=tile.warps,
+            num_warps=tile.warps, **launched,
         )  # fmt: skip
         if parts > 1:
-            join[(B * Sq * H,)](out, sums, levels, parts, D, power_of_2(parts), width, num_warps=4)
+            join[(B * Sq * H,)](
+                out, sums, levels, parts, D, power_of_2(parts), width, c.dependent, num_warps=4, **launched
+            )
     return out
 
 

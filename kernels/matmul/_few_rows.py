@@ -36,6 +36,7 @@ from .._common import (
     on,
     sigmoid,
 )
+from .._dependent import LINE, ask, begin, dependent
 from .._launch import Launch
 
 MOST = 16
@@ -47,8 +48,13 @@ OF_FEW = 16
 KIB = 1024
 FLYING = 96 * KIB
 """Bytes of the weight that a multiprocessor has on their way: 56 to 112 KiB were fastest on an H200."""
+AHEAD = 12 * KIB * KIB
+"""Bytes of the weight that are asked for while the kernel before ends: what an H200's memory gives in 3 µs."""
 ONCE = 16
 """Programs of one warp at the most that a multiprocessor has at once; where there are more, they take turns."""
+
+
+LINE_ON_DEVICE = tl.constexpr(LINE)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class Tile:
     the steps under way at a time. `gated`: of the rows N further down, too. `even`: K is a multiple of the step.
     `normed`: products are over the root of the mean of so many sums of squares; 0: they are what they are.
     `added`: rows are added, and what a norm needs is left, sums of so many squares each among it; 0: nothing is.
+    `ahead`: lines of each row of the weight that are asked for before the kernel begins (`_dependent.py`); 0: it
+    is launched as usual.
     """
 
     columns: int
@@ -69,6 +77,12 @@ class Tile:
     even: bool
     normed: int = 0
     added: int = 0
+    ahead: int = 0
+
+    @property
+    def launched(self) -> dict[str, bool]:
+        """How its kernel is launched, beside what Triton assumes."""
+        return {"launch_pdl": True} if self.ahead else {}
 
 
 @triton.jit
@@ -93,6 +107,12 @@ def of_weight(x, weight, held, other, M, K, x_lead, weight_lead, c: tl.constexpr
     STEP: tl.constexpr = c.step
     SLICES: tl.constexpr = c.slices
     DEPTH: tl.constexpr = STEP // SLICES
+    if c.ahead:
+        lines = weight + held[:, None] * weight_lead + (tl.arange(0, c.ahead) * (LINE_ON_DEVICE // 2))[None, :]
+        ask(lines)
+        if c.gated:
+            ask(lines + other)
+        begin()
     row = tl.arange(0, ROWS)
     if ROWS == 1:
         y_depth = tl.arange(0, STEP)[None, :]
@@ -271,6 +291,14 @@ def tile(M: int, N: int, K: int, gated: bool, bias: bool, processors: int, room:
     return Tile(columns, rows, step, slices, flying + 1, gated, bias, K % step == 0), slices
 
 
+def lines_ahead(device: torch.device, lines: int, K: int) -> int:
+    """Of each of so many rows of a weight (…, K), the lines that are asked for ahead."""
+    if not dependent(device) or 2 * K < LINE:
+        return 0
+    wanted = min(2 * K // LINE, AHEAD // (lines * LINE))
+    return 1 << max(0, wanted.bit_length() - 1)
+
+
 def interpreted(chosen: Tile, K: int) -> Tile:
     """With small steps where kernels are interpreted, so that there are several."""
     return (
@@ -312,6 +340,7 @@ def planned(
     """
     (M, K), N = x.shape, out.shape[1]
     chosen, warps = tile(M, N, K, gated, bias is not None, multiprocessors(x), room(x.device))
-    chosen = replace(interpreted(chosen, K), normed=normed, added=_part(M) if added else 0)
-    grid = (cdiv(N, chosen.columns),)
-    return Launch(_kernel, grid, M, N, K, x.stride(0), weight.stride(0), eps, c=chosen, num_warps=warps)
+    ahead = lines_ahead(x.device, weight.shape[0], K)
+    chosen = replace(interpreted(chosen, K), normed=normed, added=_part(M) if added else 0, ahead=ahead)
+    grid, numbers = (cdiv(N, chosen.columns),), (M, N, K, x.stride(0), weight.stride(0), eps)
+    return Launch(_kernel, grid, *numbers, c=chosen, num_warps=warps, **chosen.launched)

@@ -157,7 +157,8 @@ def _prepare(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: A
     made = room((M, 1, H, D), y.dtype, device)
     heads, half = H + 2 * Hkv, D // 2
     chosen, warps = few_rows.tile(M, heads * D, K, False, False, multiprocessors(y), few_rows.room(device))
-    chosen = replace(few_rows.interpreted(chosen, K), normed=squares.shape[1])
+    ahead = few_rows.lines_ahead(device, heads * D, K)
+    chosen = replace(few_rows.interpreted(chosen, K), normed=squares.shape[1], ahead=ahead)
     launch = Launch(
         _kernel,
         (heads * cdiv(half, chosen.columns // 2),),
@@ -173,6 +174,7 @@ def _prepare(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: A
         HALF=half,
         c=chosen,
         num_warps=warps,
+        **chosen.launched,
     )
 
     def run(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
