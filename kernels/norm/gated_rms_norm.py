@@ -148,8 +148,11 @@ def _forward_parts(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     PARTS: tl.constexpr,
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
-    """ROWS whole rows of one group a program, held in PARTS parts of PART columns."""
+    """ROWS whole rows of one group a program, held in PARTS parts of PART columns. AHEAD: the weight is read
+    before the sum is known.
+    """
     x, z, weight = inputs
     y, rstds = outputs
     N, D = sizes
@@ -165,6 +168,7 @@ def _forward_parts(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     end = shift + D
     held = ()
     gated = ()
+    weights = ()
     squares = tl.zeros([ROWS, PART], tl.float32)
     for i in tl.static_range(PARTS):
         value = get_part(source, shift, end, rows, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
@@ -174,12 +178,15 @@ def _forward_parts(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         held += (value,)
         gated += (gate,)
         squares += value * value
+        if AHEAD:
+            weights += (of_part(weight, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED),)
     rstd = (1.0 / tl.sqrt(tl.sum(squares, 1) / D + eps))[:, None]
     if SAVE:
         tl.store(rstds + row, rstd, rows)
     for i in tl.static_range(PARTS):
         # y = h / √(mean(h²) + ε) · w, of h = x · silu(z), or of x and then times silu(z)
-        value = held[i] * rstd * of_part(weight, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+        w = weights[i] if AHEAD else of_part(weight, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED)
+        value = held[i] * rstd * w.to(tl.float32)
         if not FIRST:
             value *= silu(gated[i].to(tl.float32))
         put_part(target, value, shift, end, rows, i, PART, PARTS, VECTOR, SHIFTED)
@@ -389,10 +396,14 @@ def prepare_forward(
     flags = {"FIRST": gate_first, "SAVE": save}
     reach = access((flat, gate, dense_like(x)), (*strides, D), D) if x.dtype == z.dtype else PLAIN
     if groups == 1 and group != block and PARTS[0] <= group and group * x.element_size() <= PARTS[1]:
-        height, warps, parts, part = parts_of(D + reach.margin, 16 // x.element_size(), N, reach.period, 4, 2048)
+        # Of few rows each has a multiprocessor for itself, and takes as long as what it waits for.
+        few = multiprocessors(x) >= N and not reach.SHIFTED
+        height, warps, parts, part = parts_of(
+            D + reach.margin, 16 // x.element_size(), N, reach.period, 2 if few else 4, 2048
+        )
         launch = Launch(
             _forward_parts, (cdiv(N, height * reach.period) * reach.period,), (N, D), strides, float(eps), **flags,
-            ROWS=height, PART=part, PARTS=parts, **reach.constants(), num_warps=warps,
+            ROWS=height, PART=part, PARTS=parts, **reach.constants(), AHEAD=few, num_warps=warps,
         )  # fmt: skip
     elif block <= FORWARD_LIMIT:
         height = power_of_2(max(1, min(elements // block, N)))
