@@ -6,6 +6,7 @@ wrote in 16 bits.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,14 +50,15 @@ def _beside(part: Callable[..., Any], name: str, whole: Callable[..., Any] | Non
 class FewRowKernels(NamedTuple):
     """Products of few rows, with a residual added (`rows_added`), of their norm (`rows_normed`), and of that the
     queries, keys and values, turned and written (`rows_turned`), of heads that are as long as `turns` allows, on
-    devices that `here` allows.
+    devices that `here` allows. `scaled`: by weights in E4M3 with a scale a row, too.
     """
 
     added: Callable[..., Any]
     normed: Callable[..., Any]
     turned: Callable[..., Any]
     turns: Callable[[int], bool]
-    here: Callable[[Any], bool]
+    here: Callable[..., bool]
+    scaled: bool
 
 
 def few_rows(catalog: Stock) -> FewRowKernels | None:
@@ -66,8 +68,9 @@ def few_rows(catalog: Stock) -> FewRowKernels | None:
     kernels = _kernels(catalog, "matmul")
     if not hasattr(kernels, "rows_added"):
         return None
+    scaled = "scale" in inspect.signature(kernels.rows_added).parameters
     return FewRowKernels(
-        kernels.rows_added, kernels.rows_normed, kernels.rows_turned, kernels.turns, kernels.rows_here
+        kernels.rows_added, kernels.rows_normed, kernels.rows_turned, kernels.turns, kernels.rows_here, scaled
     )
 
 

@@ -276,7 +276,7 @@ class Assembly:
     @property
     def plain(self) -> Assembly:
         """The same with products in the case's dtype."""
-        return Assembly(msgspec.structs.replace(self.system, precision="case"), self.catalog)
+        return type(self)(msgspec.structs.replace(self.system, precision="case"), self.catalog)
 
     def implementation(self, part: str, operator: str, device: str) -> Implementation:
         """What is put in for a part: the one named, else the base's, else PyTorch's.

@@ -13,6 +13,9 @@ outside of the matrix units.
 
 Launches of a few numbers take as long as those of a weight, so that a product may have rows added to it and leave
 what the RMS norm behind it needs, and another may multiply that norm: sums of squares go from one to the other.
+
+A weight may be held in E4M3, with a scale for each of its rows. It becomes 16 bits in registers, exactly, and x
+stays as it is: nothing is quantized in a step, and half as many bytes are read.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ class Tile:
     the steps under way at a time. `gated`: of the rows N further down, too. `even`: K is a multiple of the step.
     `normed`: products are over the root of the mean of so many sums of squares; 0: they are what they are.
     `added`: rows are added, and what a norm needs is left, sums of so many squares each among it; 0: nothing is.
+    `e4m3`: the weight is, with scales.
     `ahead`: lines of each row of the weight that are asked for before the kernel begins (`_dependent.py`); 0: it
     is launched as usual.
     """
@@ -77,6 +81,7 @@ class Tile:
     even: bool
     normed: int = 0
     added: int = 0
+    e4m3: bool = False
     ahead: int = 0
 
     @property
@@ -93,7 +98,7 @@ def _added(acc, y, z, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]  # Tr
     elif INTERPRETING:  # which multiplies the bits of 16-bit numbers
         acc = tl.dot(y.to(tl.float32), z.to(tl.float32), acc)
     else:
-        acc = tl.dot(y, z, acc)
+        acc = tl.dot(y.to(z.dtype), z, acc)
     return acc
 
 
@@ -108,7 +113,8 @@ def of_weight(x, weight, held, other, M, K, x_lead, weight_lead, c: tl.constexpr
     SLICES: tl.constexpr = c.slices
     DEPTH: tl.constexpr = STEP // SLICES
     if c.ahead:
-        lines = weight + held[:, None] * weight_lead + (tl.arange(0, c.ahead) * (LINE_ON_DEVICE // 2))[None, :]
+        APART: tl.constexpr = 8 * LINE_ON_DEVICE // weight.dtype.element_ty.primitive_bitwidth
+        lines = weight + held[:, None] * weight_lead + (tl.arange(0, c.ahead) * APART)[None, :]
         ask(lines)
         if c.gated:
             ask(lines + other)
@@ -171,9 +177,9 @@ def _kernel(x, weight, out, bias, beside, M, N, K, x_lead, weight_lead, eps, c: 
 
     Beside them: the sums of squares (M, normed) of what x is without its norm's weight, so that the norm is
     multiplied; rows (M, N) that are added, the weight (N,) of the norm behind, the sum times that, and its sums of
-    squares.
+    squares; a scale for each row of the weight.
     """
-    squares, residual, gain, scaled, own = beside
+    squares, residual, gain, scaled, own, scales = beside
     COLUMNS: tl.constexpr = c.columns
     ROWS: tl.constexpr = c.rows
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -182,6 +188,10 @@ def _kernel(x, weight, out, bias, beside, M, N, K, x_lead, weight_lead, eps, c: 
     held = tl.minimum(column, N - 1).to(tl.int64)
     other = tl.cast(N, tl.int64) * weight_lead
     acc, up = of_weight(x, weight, held, other, M, K, x_lead, weight_lead, c)
+    if c.e4m3:
+        acc = acc * tl.load(scales + held)[:, None]
+        if c.gated:
+            up = up * tl.load(scales + N + held)[:, None]
     if c.normed:
         # y = h / √(Σ h² / K + ε) · w and y · weightᵀ, x being h · w: the root is the same for all of K.
         root = reciprocal_root(squares, M, K, eps, ROWS, c.normed)
@@ -206,6 +216,9 @@ def _kernel(x, weight, out, bias, beside, M, N, K, x_lead, weight_lead, eps, c: 
     tl.store(out + at, acc.to(out.dtype.element_ty), there)
 
 
+E4M3 = torch.float8_e4m3fn
+
+
 def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether a product a (M, K) · weight (N, K)ᵀ is one of these: few rows, 16 bits, the weight's rows dense, and
     a GPU that loads past registers, as NVIDIA's do from Ampere on.
@@ -214,9 +227,9 @@ def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
     return few and here(a.device)
 
 
-def here(device: torch.device) -> bool:
-    """Whether a device loads so."""
-    return INTERPRETED or capability(device) >= (8, 0)
+def here(device: torch.device, e4m3: bool = False) -> bool:
+    """Whether a device loads so, and where weights are in E4M3, has instructions that convert from that."""
+    return INTERPRETED or capability(device) >= ((8, 9) if e4m3 else (8, 0))
 
 
 def _part(M: int) -> int:
@@ -229,16 +242,20 @@ def parts(M: int, N: int) -> int:
     return cdiv(N, _part(M))
 
 
-def check_rows(name: str, x: torch.Tensor, b: torch.Tensor) -> None:
-    """Raises what such products with something beside them say of x (M, K) and of b (K, N)."""
+def check_rows(name: str, x: torch.Tensor, b: torch.Tensor, scale: torch.Tensor | None = None) -> None:
+    """Raises what such products with something beside them say of x (M, K) and of b (K, N), with `scale` (N,) in
+    E4M3.
+    """
     check(name, x, dim=2, dtypes=FLOATING[:2])
-    check("b", b, dim=2, like=x, dtypes=(x.dtype,))
+    check("b", b, dim=2, like=x, dtypes=(x.dtype if scale is None else E4M3,))
+    if scale is not None:
+        check("scale", scale, shape=b.shape[1:], like=x, dtypes=(torch.float32,))
     check(name, x, shape=(x.shape[0], b.shape[0]))
     if not 1 <= x.shape[0] <= MOST:
         raise ValueError(f"{name} has shape {tuple(x.shape)}, expected 1 to {MOST} rows")
-    if not here(x.device):
+    if not here(x.device, scale is not None):
         raise NotImplementedError(
-            "products of few rows with a norm need an NVIDIA GPU of compute capability 8.0 or more"
+            "products of few rows with a norm need an NVIDIA GPU of compute capability 8.0 or more, 8.9 in E4M3"
         )
     if b.stride(0) != 1:
         raise ValueError(f"b has strides {b.stride()}, expected the transpose of rows that are dense")
@@ -257,8 +274,11 @@ def room(device: torch.device) -> int:
 
 
 @functools.lru_cache(4096)
-def tile(M: int, N: int, K: int, gated: bool, bias: bool, processors: int, room: int) -> tuple[Tile, int]:
-    """(the tile, warps) of a product on so many multiprocessors, each with so many bytes of shared memory.
+def tile(
+    M: int, N: int, K: int, gated: bool, bias: bool, processors: int, room: int, size: int = 2
+) -> tuple[Tile, int]:
+    """(the tile, warps) of a product on so many multiprocessors, each with so many bytes of shared memory; numbers
+    of the weight have `size` bytes.
 
     By how many programs a multiprocessor has. All are to be there at once, as a few left for the end would read
     alone, with `FLYING` bytes of the weight on their way together. The fewer they are, the more warps each has.
@@ -266,12 +286,13 @@ def tile(M: int, N: int, K: int, gated: bool, bias: bool, processors: int, room:
     if M == 1:
         many = cdiv(N, OF_ONE) > 4 * ONCE * processors
         step, warps = (512, 4) if many else (128 if gated else 256, 2)
-        return Tile(OF_ONE, 1, step, 1, 6, gated, bias, K % step == 0), warps
+        step = step * 2 // size
+        return Tile(OF_ONE, 1, step, 1, 6, gated, bias, K % step == 0, e4m3=size == 1), warps
     rows = 8 if M <= 8 else MOST
     each = cdiv(cdiv(N, OF_FEW), processors)
     # x comes from L2 again for each tile: that should not be more than half of what the weight is. Numbers of rows
     # that cannot be loaded by 16 bytes take registers: of them a tile has few.
-    fine = K % 8 == 0
+    fine = K % (16 // size) == 0
     wide = not gated and fine and each > (ONCE if rows == 8 else 1)
     columns = 2 * OF_FEW if wide else OF_FEW
     each = cdiv(cdiv(N, columns), processors)
@@ -283,19 +304,20 @@ def tile(M: int, N: int, K: int, gated: bool, bias: bool, processors: int, room:
         while slices > 1 and 256 * slices > K:
             slices //= 2
         depth = 128 if fine and not gated else 64
-        flying = _flying(each, lines, rows, slices * depth, room)
+        flying = _flying(each, lines, rows, slices * depth, room, size)
         if flying < 3 and depth == 128:
             depth = 64
-            flying = _flying(each, lines, rows, slices * depth, room)
+            flying = _flying(each, lines, rows, slices * depth, room, size)
     step = slices * depth
-    return Tile(columns, rows, step, slices, flying + 1, gated, bias, K % step == 0), slices
+    return Tile(columns, rows, step, slices, flying + 1, gated, bias, K % step == 0, e4m3=size == 1), slices
 
 
-def lines_ahead(device: torch.device, lines: int, K: int) -> int:
-    """Of each of so many rows of a weight (…, K), the lines that are asked for ahead."""
-    if not dependent(device) or 2 * K < LINE:
+def lines_ahead(weight: torch.Tensor) -> int:
+    """Of each row of a weight, the lines that are asked for ahead."""
+    bytes_of_row = weight.shape[1] * weight.element_size()
+    if not dependent(weight.device) or bytes_of_row < LINE:
         return 0
-    wanted = min(2 * K // LINE, AHEAD // (lines * LINE))
+    wanted = min(bytes_of_row // LINE, AHEAD // (len(weight) * LINE))
     return 1 << max(0, wanted.bit_length() - 1)
 
 
@@ -306,10 +328,10 @@ def interpreted(chosen: Tile, K: int) -> Tile:
     )
 
 
-def _flying(each: int, lines: int, rows: int, step: int, room: int) -> int:
-    """Steps on their way, of `each` programs that read so many lines of the weight."""
-    wanted = cdiv(FLYING, each * lines * step * 2)
-    return max(2, min(7, wanted, room // (each * (lines + rows) * step * 2)))
+def _flying(each: int, lines: int, rows: int, step: int, room: int, size: int) -> int:
+    """Steps on their way, of `each` programs that read so many lines of the weight, of numbers of `size` bytes."""
+    wanted = cdiv(FLYING, each * lines * step * size)
+    return max(2, min(7, wanted, room // (each * (lines * size + rows * 2) * step)))
 
 
 def multiply(
@@ -321,7 +343,7 @@ def multiply(
         planned(x, weight, out, gated, bias)(x.device, x, weight, out, out if bias is None else bias, ALONE)
 
 
-ALONE = (None, None, None, None, None)
+ALONE = (None,) * 6
 """What `planned` is called with where nothing is beside a product."""
 
 
@@ -339,8 +361,9 @@ def planned(
     what is beside them (see `_kernel`), else `ALONE`.
     """
     (M, K), N = x.shape, out.shape[1]
-    chosen, warps = tile(M, N, K, gated, bias is not None, multiprocessors(x), room(x.device))
-    ahead = lines_ahead(x.device, weight.shape[0], K)
+    size = weight.element_size()
+    chosen, warps = tile(M, N, K, gated, bias is not None, multiprocessors(x), room(x.device), size)
+    ahead = lines_ahead(weight)
     chosen = replace(interpreted(chosen, K), normed=normed, added=_part(M) if added else 0, ahead=ahead)
     grid, numbers = (cdiv(N, chosen.columns),), (M, N, K, x.stride(0), weight.stride(0), eps)
     return Launch(_kernel, grid, *numbers, c=chosen, num_warps=warps, **chosen.launched)

@@ -35,18 +35,19 @@ def rows_turned(
     block_table: torch.Tensor,
     lengths: torch.Tensor,
     eps: float = 1e-6,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`rope_cache_write` of one new token of each of M sequences whose queries, keys and values are
     `rows_normed(y, squares, b)`, one behind the other, rounded as by itself: the turned queries (M, 1, H, D),
     contiguous; caches are written in place.
 
-    y (M, K), squares (M, parts) and b (K, (H + 2 · Hkv) · D) as there; cos and sin (positions, D/2) of one dtype,
-    the caches (pages, page, Hkv, D) of y's, `block_table` (M, n) and `lengths` (M,) in int32 as in
+    y (M, K), squares (M, parts), b (K, (H + 2 · Hkv) · D) and its scale as there; cos and sin (positions, D/2) of
+    one dtype, the caches (pages, page, Hkv, D) of y's, `block_table` (M, n) and `lengths` (M,) in int32 as in
     `rope_cache_write`, by its layout "half". D/2 is a multiple of 4. Not differentiable. Raises TypeError for a
     wrong type or dtype, ValueError for a wrong shape, layout or device; the message names the argument.
     NotImplementedError where `rows_here` says no.
     """
-    q: torch.Tensor = _rows_turned(y, squares, b, cos, sin, k_cache, v_cache, block_table, lengths, eps)
+    q: torch.Tensor = _rows_turned(y, squares, b, cos, sin, k_cache, v_cache, block_table, lengths, eps, scale)
     return q
 
 
@@ -57,11 +58,11 @@ def turns(head: int) -> bool:
 
 @triton.jit(do_not_specialize=["M"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, squares, weight, tables, out, caches, where, M, K, sizes, k_places, v_places, x_lead, weight_lead,
+    x, squares, weight, scales, tables, out, caches, where, M, K, sizes, k_places, v_places, x_lead, weight_lead,
     table_lead, eps, HALF: tl.constexpr, c: tl.constexpr,
 ):  # fmt: skip
-    """Pairs of one head a program, COLUMNS rows of the weight. Strides of the caches are those of page, token and
-    head.
+    """Pairs of one head a program, COLUMNS rows of the weight, with its scales. Strides of the caches are those of
+    page, token and head.
     """
     cos, sin = tables
     k_cache, v_cache = caches
@@ -77,6 +78,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     column = tl.arange(0, COLUMNS)
     held = head * (2 * HALF) + column // PAIRS * HALF + tl.minimum(first + column % PAIRS, HALF - 1)
     acc, _ = of_weight(x, weight, held.to(tl.int64), 0, M, K, x_lead, weight_lead, c)
+    if c.e4m3:
+        acc = acc * tl.load(scales + held)[:, None]
     # y = h / √(Σ h² / K + ε) · w and y · weightᵀ, x being h · w: the root is the same for all of K.
     acc = (acc * reciprocal_root(squares, M, K, eps, ROWS, c.normed)).to(out.dtype.element_ty).to(tl.float32)
     a, b = tl.split(tl.permute(tl.reshape(acc, [2, PAIRS, ROWS]), [1, 2, 0]))
@@ -124,8 +127,8 @@ def _heads(b: torch.Tensor, k_cache: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _check(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: Any) -> None:
-    cos, sin, k_cache, v_cache, block_table, lengths, _ = others
-    check_rows("y", y, b)
+    cos, sin, k_cache, v_cache, block_table, lengths, _, scale = others
+    check_rows("y", y, b, scale)
     check_squares(squares, y)
     if y.shape[1] == 0:
         raise ValueError(f"y has shape {tuple(y.shape)}, expected numbers to multiply")
@@ -152,12 +155,14 @@ def _check(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: Any
 
 
 def _prepare(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: Any) -> Callable[..., torch.Tensor]:
-    k_cache, v_cache, eps = others[2], others[3], float(others[-1])
+    k_cache, v_cache, eps = others[2], others[3], float(others[6])
     (M, K), (H, Hkv, D), device = y.shape, _heads(b, k_cache), y.device
     made = room((M, 1, H, D), y.dtype, device)
     heads, half = H + 2 * Hkv, D // 2
-    chosen, warps = few_rows.tile(M, heads * D, K, False, False, multiprocessors(y), few_rows.room(device))
-    ahead = few_rows.lines_ahead(device, heads * D, K)
+    chosen, warps = few_rows.tile(
+        M, heads * D, K, False, False, multiprocessors(y), few_rows.room(device), b.element_size()
+    )
+    ahead = few_rows.lines_ahead(b.t())
     chosen = replace(few_rows.interpreted(chosen, K), normed=squares.shape[1], ahead=ahead)
     launch = Launch(
         _kernel,
@@ -178,11 +183,12 @@ def _prepare(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: A
     )
 
     def run(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
-        cos, sin, k_cache, v_cache, block_table, lengths, _ = others
+        cos, sin, k_cache, v_cache, block_table, lengths, _, scale = others
         q = made()
+        scales = q if scale is None else scale.contiguous()
         tables = cos.contiguous(), sin.contiguous()
         where = block_table.contiguous(), lengths.contiguous()
-        launch(device, lined(y), squares.contiguous(), b.t(), tables, q, (k_cache, v_cache), where)
+        launch(device, lined(y), squares.contiguous(), b.t(), scales, tables, q, (k_cache, v_cache), where)
         return q
 
     return run
@@ -195,7 +201,7 @@ def _empty(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: Any
 
 _rows_turned = operator(
     "matmul_rows_turned(Tensor y, Tensor squares, Tensor b, Tensor cos, Tensor sin, Tensor(a!) k_cache, "
-    "Tensor(b!) v_cache, Tensor block_table, Tensor lengths, float eps) -> Tensor",
+    "Tensor(b!) v_cache, Tensor block_table, Tensor lengths, float eps, Tensor? scale) -> Tensor",
     prepared(_prepare, _check),
     _empty,
     check=_check,

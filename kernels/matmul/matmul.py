@@ -207,45 +207,67 @@ def _add(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 _matmul_add = operator("matmul_add(Tensor(a!) out, Tensor a, Tensor b) -> ()", _add, lambda out, a, b: None)
 
 
-def rows_here(device: torch.device) -> bool:
-    """Whether a device has `rows_added`, `rows_normed` and `rows_turned`: NVIDIA's from Ampere on."""
-    return few_rows.here(device)
+def rows_here(device: torch.device, e4m3: bool = False) -> bool:
+    """Whether a device has `rows_added`, `rows_normed` and `rows_turned`: NVIDIA's from Ampere on, from Ada on of
+    weights in E4M3.
+    """
+    return few_rows.here(device, e4m3)
 
 
-def rows_added(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Three:
+def rows_added(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None = None,
+) -> Three:
     """(h, y, squares) of up to 16 rows: h (M, N) = residual + a (M, K) times b (K, N), which is rounded before it
     is added, as by itself; y = h · weight (N,), rounded; squares (M, parts) in fp32 have the sum of a row's h²
     among them. What a step of decoding has between a product and the RMS norm behind it, which `rows_normed`
     multiplies.
 
-    In bf16 or fp16, b the transpose of rows that are dense. y is not normalized: in fp16 it is infinite where h ·
+    In bf16 or fp16, b the transpose of rows that are dense: of a's dtype or, with `scale` (N,) in fp32 that its
+    columns are multiplied with, in E4M3; a is not quantized. y is not normalized: in fp16 it is infinite where h ·
     weight is too large. Not differentiable. Raises TypeError for a wrong type or dtype, ValueError for a wrong
     shape, layout or device; the message names the argument. NotImplementedError where `rows_here` says no.
     """
-    found: Three = _rows_added(a, b, residual, weight)
+    found: Three = _rows_added(a, b, residual, weight, scale)
     return found
 
 
 def rows_normed(
-    y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, eps: float = 1e-6, gated: bool = False
+    y: torch.Tensor,
+    squares: torch.Tensor,
+    b: torch.Tensor,
+    eps: float = 1e-6,
+    gated: bool = False,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """(M, N): y / √(mean(h²) + eps), never rounded, times b (K, N); `gated` as in `matmul`.
 
-    y (M, K) of b's dtype is h · weight; squares (M, parts) are any numbers whose sum is that of a row's h², as
+    y (M, K) is h · weight; squares (M, parts) are any numbers whose sum is that of a row's h², as
     `rows_added` gives both. As `rows_added` otherwise.
     """
-    found: torch.Tensor = _rows_normed(y, squares, b, eps, gated)
+    found: torch.Tensor = _rows_normed(y, squares, b, eps, gated, scale)
     return found
 
 
-def _check_rows_added(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> None:
-    few_rows.check_rows("a", a, b)
+def _check_rows_added(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+) -> None:
+    few_rows.check_rows("a", a, b, scale)
     check("residual", residual, shape=(len(a), b.shape[1]), like=a, dtypes=(a.dtype,))
     check("weight", weight, shape=b.shape[1:], like=a, dtypes=(a.dtype,))
 
 
-def _check_rows_normed(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, eps: float, gated: bool) -> None:
-    few_rows.check_rows("y", y, b)
+def _check_rows_normed(
+    y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, eps: float, gated: bool, scale: torch.Tensor | None
+) -> None:
+    few_rows.check_rows("y", y, b, scale)
     few_rows.check_squares(squares, y)
     if gated and b.shape[1] % 2:
         raise ValueError(f"b has shape {tuple(b.shape)}, expected an even number of columns: gate and factor")
@@ -259,42 +281,55 @@ def _of_residual(residual: torch.Tensor, weight: torch.Tensor) -> Three:
 
 
 def _prepare_rows_added(
-    a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+    a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None
 ) -> Callable[..., Three]:
     device, (M, N) = a.device, residual.shape
     if a.numel() == 0 or N == 0:
-        return lambda a, b, residual, weight: _of_residual(residual, weight)
+        return lambda a, b, residual, weight, scale: _of_residual(residual, weight)
     of_h, of_squares = room((M, N), a.dtype, device), room((M, few_rows.parts(M, N)), torch.float32, device)
     launch = few_rows.planned(lined(a), b.t(), of_h(), added=True)
 
-    def run(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Three:
+    def run(
+        a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None
+    ) -> Three:
         h, y, squares = of_h(), of_h(), of_squares()
-        launch(device, lined(a), b.t(), h, h, (None, residual.contiguous(), weight.contiguous(), y, squares))
+        scales = None if scale is None else scale.contiguous()
+        beside = None, residual.contiguous(), weight.contiguous(), y, squares, scales
+        launch(device, lined(a), b.t(), h, h, beside)
         return h, y, squares
 
     return run
 
 
 def _prepare_rows_normed(
-    y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, eps: float, gated: bool
+    y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, eps: float, gated: bool, scale: torch.Tensor | None
 ) -> Callable[..., torch.Tensor]:
     device, made = y.device, room((len(y), b.shape[1] // (2 if gated else 1)), y.dtype, y.device)
     if y.numel() == 0 or b.shape[1] == 0:
         return lambda y, *_: made().zero_()
     launch = few_rows.planned(lined(y), b.t(), made(), gated, normed=squares.shape[1], eps=float(eps))
 
-    def run(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, eps: float, gated: bool) -> torch.Tensor:
+    def run(
+        y: torch.Tensor,
+        squares: torch.Tensor,
+        b: torch.Tensor,
+        eps: float,
+        gated: bool,
+        scale: torch.Tensor | None,
+    ) -> torch.Tensor:
         out = made()
-        launch(device, lined(y), b.t(), out, out, (squares.contiguous(), None, None, None, None))
+        scales = None if scale is None else scale.contiguous()
+        launch(device, lined(y), b.t(), out, out, (squares.contiguous(), None, None, None, None, scales))
         return out
 
     return run
 
 
 _rows_added = operator(
-    "matmul_rows_added(Tensor a, Tensor b, Tensor residual, Tensor weight) -> (Tensor, Tensor, Tensor)",
+    "matmul_rows_added(Tensor a, Tensor b, Tensor residual, Tensor weight, Tensor? scale)"
+    " -> (Tensor, Tensor, Tensor)",
     prepared(_prepare_rows_added, _check_rows_added),
-    lambda a, b, residual, weight: (
+    lambda a, b, residual, weight, scale: (
         a.new_empty(residual.shape),
         a.new_empty(residual.shape),
         a.new_empty(len(a), few_rows.parts(len(a), b.shape[1]), dtype=torch.float32),
@@ -302,8 +337,8 @@ _rows_added = operator(
     check=_check_rows_added,
 )
 _rows_normed = operator(
-    "matmul_rows_normed(Tensor y, Tensor squares, Tensor b, float eps, bool gated) -> Tensor",
+    "matmul_rows_normed(Tensor y, Tensor squares, Tensor b, float eps, bool gated, Tensor? scale) -> Tensor",
     prepared(_prepare_rows_normed, _check_rows_normed),
-    lambda y, squares, b, eps, gated: y.new_empty(len(y), b.shape[1] // (2 if gated else 1)),
+    lambda y, squares, b, eps, gated, scale: y.new_empty(len(y), b.shape[1] // (2 if gated else 1)),
     check=_check_rows_normed,
 )

@@ -56,6 +56,26 @@ def test_rows_against_fp64(K, N, M, dtype):
     near(rows_normed(y, squares, behind.t(), 1e-5, gated=True), gated, dtype)
 
 
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("M", [1, 3, 8, 16])
+@pytest.mark.parametrize(("K", "N"), shapes()[:12])
+def test_rows_by_weights_in_eight_bits(K, N, M, dtype):
+    torch.manual_seed(K + N + M)
+    a, residual = torch.randn(M, K, device=CUDA).to(dtype), torch.randn(M, N, device=CUDA).to(dtype)
+    held = (torch.randn(N, K, device=CUDA) * K**-0.5 * 64).to(torch.float8_e4m3fn)
+    scale = (torch.rand(N, device=CUDA) + 0.5) / 64
+    weight = held.double() * scale.double()[:, None]
+    h, _, squares = rows_added(a, held.t(), residual, torch.ones(N, device=CUDA).to(dtype), scale)
+    near(h, a.double() @ weight.t() + residual, dtype)
+    squares = a.float().square().sum(1, keepdim=True)
+    normed = torch.nn.functional.rms_norm(a.double(), (K,), eps=1e-5) @ weight.t()
+    near(rows_normed(a, squares, held.t(), 1e-5, scale=scale), normed, dtype)
+    half = N // 2
+    gated = torch.nn.functional.silu(normed[:, :half]) * normed[:, half : 2 * half]
+    found = rows_normed(a, squares, held[: 2 * half].t(), 1e-5, True, scale[: 2 * half])
+    near(found, gated, dtype)
+
+
 @pytest.mark.parametrize("M", [1, 3, 8, 16])
 @pytest.mark.parametrize(
     ("K", "H", "Hkv", "D"), [(4096, 32, 8, 128), (2048, 32, 8, 64), (1001, 3, 1, 40), (576, 9, 3, 64)]
@@ -100,12 +120,13 @@ def test_rows_turned(K, H, Hkv, D, M):
     ("model", "changes"), [("llama-tiny", {}), ("llama-tiny", {"head": 128}), ("gpt2-tiny", {})]
 )
 @pytest.mark.parametrize("B", [1, 3])
-def test_a_step_of_few_sequences(model, changes, execution, B):
+@pytest.mark.parametrize("precision", ["case", "parts_rowwise"])
+def test_a_step_of_few_sequences(model, changes, execution, B, precision):
     """Three of them in a graph of four."""
     catalog = Catalog.default()
     found = chosen(catalog.models, model)
     found = dataclasses.replace(found, configuration=dataclasses.replace(found.configuration, **changes))
-    assembly = Assembly(System("x", base="kernelmark", execution=execution), catalog)
+    assembly = Assembly(System("x", base="kernelmark", execution=execution, precision=precision), catalog)
     engine = Engine(assembly, found, "bf16", inference.initial(found, "bf16", 3, CUDA), 4, 64, 16)
     assert (engine.few is not None) == (model == "llama-tiny")
     tokens = torch.randint(0, 512, (B, 20), generator=torch.Generator().manual_seed(1)).to(CUDA)
@@ -113,7 +134,10 @@ def test_a_step_of_few_sequences(model, changes, execution, B):
     given = [engine.prefill(tokens[:, :12], rows).logits.clone()]
     given += [engine.decode(tokens[:, i], rows).logits.clone() for i in range(12, 20)]
     answer = inference.answer(found, "bf16", 3, tokens, range(11, 20), catalog)
-    inference.deviation(found.model.name, torch.stack(given, 1), answer, "bf16")  # which has a bound
+    if precision == "case":
+        inference.deviation(found.model.name, torch.stack(given, 1), answer, "bf16")  # which has a bound
+    else:
+        inference.deviation_in_8_bits(found.model.name, torch.stack(given, 1), answer)
 
 
 @pytest.fixture

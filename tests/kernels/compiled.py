@@ -152,14 +152,18 @@ def beside_products(kernels: Any, given: Mapping[str, Any]) -> None:
         return
     M = len(a)
     squares = torch.ones(M, 512)
-    kernels.rows_added(a, b, a.new_zeros(M, b.shape[1]), a.new_zeros(b.shape[1]))
-    for gated in (False, True)[: 2 - b.shape[1] % 2]:
-        kernels.rows_normed(a, squares, b, 1e-5, gated)
-    if b.shape[1] % 128 or b.shape[1] <= 4 * 128:  # heads of 128, of which two are keys' and two values'
-        return
-    cache, turns = a.new_zeros(2, 64, 2, 128), a.new_zeros(64, 64)
-    where = torch.zeros(M, 2, dtype=torch.int32), torch.ones(M, dtype=torch.int32)
-    kernels.rows_turned(a, squares, b, turns, turns, cache, cache.clone(), *where)
+    weights: list[tuple[torch.Tensor, torch.Tensor | None]] = [(b, None)]
+    if b.stride(0) == 1 and kernels.rows_here(a.device, True):
+        weights.append((b.t().to(torch.float8_e4m3fn).t(), torch.ones(b.shape[1])))
+    for weight, scale in weights:
+        kernels.rows_added(a, weight, a.new_zeros(M, b.shape[1]), a.new_zeros(b.shape[1]), scale)
+        for gated in (False, True)[: 2 - b.shape[1] % 2]:
+            kernels.rows_normed(a, squares, weight, 1e-5, gated, scale)
+        if b.shape[1] % 128 or b.shape[1] <= 4 * 128:  # heads of 128, of which two are keys' and two values'
+            continue
+        cache, turns = a.new_zeros(2, 64, 2, 128), a.new_zeros(64, 64)
+        where = torch.zeros(M, 2, dtype=torch.int32), torch.ones(M, dtype=torch.int32)
+        kernels.rows_turned(a, squares, weight, turns, turns, cache, cache.clone(), *where, 1e-6, scale)
 
 
 BESIDE: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {

@@ -31,6 +31,20 @@ class AsOnGpu(Assembly):
 
         return counted
 
+    def eight_bits(self, dtype, device):
+        """By PyTorch, in fp16 too, which the interpreter rounds as it should be."""
+
+        def quantize(x, scaled):
+            assert scaled == "row"
+            counts["fp8_quant"] += 1
+            scale = x.abs().amax(1, keepdim=True).float() / 448
+            return (x / scale).to(torch.float8_e4m3fn), scale
+
+        def product(a, b, of_a, of_b, scaled, bias):
+            return ((a.float() * of_a) @ (b.float() * of_b)).half()
+
+        return quantize, product
+
 
 counts = collections.Counter()
 
@@ -128,6 +142,42 @@ def test_what_a_step_of_few_sequences_calls(monkeypatch, changes, parts, wanted,
     logits = torch.stack([x.logits for x in given], 1)
     answer = inference.answer(found, "fp16", 3, tokens, range(4, 7), catalog)
     assert inference.deviation("llama", logits, answer, "fp16") < 5e-3
+
+
+@pytest.mark.parametrize("B", [1, 3])
+@pytest.mark.parametrize("changes", [{}, {"tied": False, "head": 20}])
+def test_matrices_in_eight_bits_are_multiplied_by_rows_in_sixteen(monkeypatch, changes, B):
+    """As by the numbers that they hold: a step quantizes nothing. A prompt's inputs are quantized."""
+    monkeypatch.setattr(few_rows, "DTYPES", ("fp16",))
+    catalog = Catalog.default()
+    found = chosen(catalog.models, "llama-tiny").first(2)
+    found = dataclasses.replace(found, configuration=dataclasses.replace(found.configuration, **changes))
+    found, e = engine(found, catalog, {}, sequences=3, precision="parts_rowwise")
+    assert e.few is not None
+    held = [(x, *e.quantized.held([x])) for x in e.module.layers.parameters() if x.dim() == 2]
+    assert len(held) == 14
+    tokens = torch.randint(0, 48, (B, 7), generator=torch.Generator().manual_seed(1))
+    rows = [e.hold(16) for _ in range(B)]
+    e.prefill(tokens[:, :5], rows)
+    kept = [x.clone() for x in (*e.memory.tensors, e.lengths)]
+
+    def decoded():
+        for x, before in zip((*e.memory.tensors, e.lengths), kept, strict=True):
+            x.copy_(before)
+        e._shapes.clear()
+        counts.clear()
+        return torch.stack([e.decode(tokens[:, i], rows).logits for i in (5, 6)])
+
+    found = decoded()
+    assert counts["fp8_quant"] == 2  # the first layer's norm, before which nothing is added, is as of many rows
+    e.few = None
+    quantized = decoded()
+    assert counts["fp8_quant"] > 10
+    for weight, values, scale in held:
+        weight.data = (values.float() * scale.view(-1, 1)).half()
+    e.quantized = None
+    exact = decoded()
+    assert 0 < (found - exact).norm() < 0.8 * (quantized - exact).norm() < 0.1 * exact.norm()
 
 
 def test_which_dtypes_are_decoded_so():

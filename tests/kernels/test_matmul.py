@@ -232,6 +232,27 @@ def test_rows_are_normalized_where_they_are_multiplied(K, N, parts, M, dtype, ga
     torch.testing.assert_close(found.double(), want, **CLOSE[dtype])
 
 
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("M", [1, 3, 16])
+@pytest.mark.parametrize(("K", "N"), [(64, 40), (65, 33), (300, 9)])
+def test_rows_by_weights_in_eight_bits(K, N, M, dtype):
+    """As by the numbers that these stand for: rows are not quantized."""
+    a, residual, gain, b = some_rows(M, K, 2 * N, dtype)
+    scale = torch.rand(2 * N) + 0.5
+    held = b.t().to(torch.float8_e4m3fn).t()
+    want = held.double() * scale.double()
+    h, y, squares = rows_added(a, held, residual, gain, scale)
+    torch.testing.assert_close(h.double(), a.double() @ want + residual.double(), **CLOSE[dtype])
+    torch.testing.assert_close(y.double(), h.double() * gain.double(), rtol=CLOSE[dtype]["rtol"], atol=0)
+    torch.testing.assert_close(squares.double().sum(1), h.double().square().sum(1), **SUMS)
+    squares = a.float().square().sum(1, keepdim=True)
+    normed = torch.nn.functional.rms_norm(a.double(), (K,), eps=1e-5) @ want
+    torch.testing.assert_close(rows_normed(a, squares, held, 1e-5, scale=scale).double(), normed, **CLOSE[dtype])
+    gated = torch.nn.functional.silu(normed[:, :N]) * normed[:, N:]
+    found = rows_normed(a, squares, held, 1e-5, True, scale)
+    torch.testing.assert_close(found.double(), gated, **CLOSE[dtype])
+
+
 @pytest.mark.parametrize("M", [1, 3])
 @pytest.mark.parametrize(("K", "N"), [(0, 20), (7, 0)])
 def test_rows_of_nothing(K, N, M):
@@ -257,6 +278,7 @@ def test_rows_of_one_call_are_not_anothers(M):
 
 
 ONE = torch.ones(1, 4).half()
+EIGHT = ONE.to(torch.float8_e4m3fn).t()
 
 
 @pytest.mark.parametrize(
@@ -268,6 +290,10 @@ ONE = torch.ones(1, 4).half()
         (rows_added, (ONE, ONE.t(), ONE, ONE[0]), ValueError, "residual has shape"),
         (rows_added, (ONE, ONE.t(), ONE[:, :1], ONE[0]), ValueError, "weight has shape"),
         (rows_added, (ONE, torch.ones(4, 3).half(), ONE[:, :3], ONE[0, :3]), ValueError, "b has strides"),
+        (rows_added, (ONE, ONE.t(), ONE[:, :1], ONE[0, :1], ONE[0, :1].float()), TypeError, "b has dtype"),
+        (rows_added, (ONE, EIGHT, ONE[:, :1], ONE[0, :1]), TypeError, "b has dtype"),
+        (rows_added, (ONE, EIGHT, ONE[:, :1], ONE[0, :1], ONE[0, :1]), TypeError, "scale has dtype"),
+        (rows_added, (ONE, EIGHT, ONE[:, :1], ONE[0, :1], ONE[0].float()), ValueError, "scale has shape"),
         (rows_normed, (ONE, ONE, ONE.t()), TypeError, "squares has dtype"),
         (rows_normed, (ONE, torch.ones(2, 3), ONE.t()), ValueError, "squares has shape"),
         (rows_normed, (ONE, torch.ones(1, 0), ONE.t()), ValueError, "squares has shape"),
@@ -294,7 +320,14 @@ def test_rows_on_other_gpus(monkeypatch):
 @pytest.mark.parametrize("M", [1, 3])
 def test_registration_of_rows(M):
     a, residual, gain, b = some_rows(M, 16, 12, torch.bfloat16)
-    torch.library.opcheck(torch.ops.kernelmark.matmul_rows_added.default, (a, b, residual, gain))
     squares = torch.rand(M, 3)
+    torch.library.opcheck(torch.ops.kernelmark.matmul_rows_added.default, (a, b, residual, gain, None))
     for gated in (False, True):
-        torch.library.opcheck(torch.ops.kernelmark.matmul_rows_normed.default, (a, squares, b, 1e-6, gated))
+        torch.library.opcheck(torch.ops.kernelmark.matmul_rows_normed.default, (a, squares, b, 1e-6, gated, None))
+    # Of E4M3 what checks schemas cannot tell whether inputs were changed.
+    some = {"test_utils": ("test_faketensor", "test_autograd_registration")}
+    held, scale = b.t().to(torch.float8_e4m3fn).t(), torch.rand(12)
+    given = a, held, residual, gain, scale
+    torch.library.opcheck(torch.ops.kernelmark.matmul_rows_added.default, given, **some)
+    given = a, squares, held, 1e-6, False, scale
+    torch.library.opcheck(torch.ops.kernelmark.matmul_rows_normed.default, given, **some)

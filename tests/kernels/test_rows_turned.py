@@ -40,6 +40,22 @@ def test_is_what_it_is_in_three_launches(K, H, Hkv, D, dtype, lengths):
         assert found.ne(0).any(3).sum() == M * Hkv, "one token of each is written, and nothing else"
 
 
+@pytest.mark.parametrize("lengths", [(14,), (9, 16, 1)])
+def test_by_weights_in_eight_bits(lengths):
+    """As by the numbers that these stand for."""
+    inputs = given(64, 2, 1, 16, torch.float16, lengths)
+    scale = torch.rand(inputs[2].shape[1]) + 0.5
+    held = inputs[2].t().to(torch.float8_e4m3fn).t()
+    apart = [*inputs[:2], (held.float() * scale).half().t().contiguous().t(), *inputs[3:5]]
+    caches = [x.clone() for x in inputs[5:7]]
+    inputs[2] = held
+    found, want = rows_turned(*inputs, 1e-5, scale), rows_turned(*apart, *caches, *inputs[7:], 1e-5)
+    close = {"rtol": 2**-7, "atol": 2**-7}  # the product of a number and a scale is rounded in one of them
+    torch.testing.assert_close(found, want, **close)
+    for x, y in zip(inputs[5:7], caches, strict=True):
+        torch.testing.assert_close(x, y, **close)
+
+
 def test_tokens_of_one_call_are_not_anothers():
     """Prepared once; each goes to its own place, of its own caches."""
     first = given(64, 2, 1, 16, torch.bfloat16, (1,))
@@ -98,6 +114,5 @@ def test_heads_that_do_not_divide():
 
 @pytest.mark.parametrize("lengths", [(14,), (3, 8)])
 def test_registration(lengths):
-    torch.library.opcheck(
-        torch.ops.kernelmark.matmul_rows_turned.default, (*given(32, 2, 1, 8, torch.bfloat16, lengths), 1e-6)
-    )
+    inputs = *given(32, 2, 1, 8, torch.bfloat16, lengths), 1e-6, None
+    torch.library.opcheck(torch.ops.kernelmark.matmul_rows_turned.default, inputs)

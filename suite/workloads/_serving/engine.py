@@ -111,7 +111,7 @@ class Engine:
             inference.fill(self.module, chain([first], drawn))
             if self.quantized is not None:
                 self.quantized.take(self.module.layers, JOINED)
-        self.few = None if self.quantized else few_rows(self.products, chosen, self.module.layers, dtype)
+        self.few = few_rows(self.products, chosen, self.module.layers, dtype, self.quantized)
         """How a step of few sequences is computed, where that is otherwise than one of many."""
         pages = 1 + (-(-cached // page) if cached else self._fitting(sequences * self.across))
         self.memory = FAMILIES[chosen.model.name](self, pages)
@@ -304,10 +304,12 @@ class Engine:
             found |= self.memory.parts(self._call, B)
             gate = found.get("gate")
             found |= self.products.parts(gate)
+            found["head"] = found["linear"]
+            if self.quantized is not None:
+                found |= self.quantized.parts(gate)
             if B <= FEW and self.few is not None:
                 found |= self.few.parts(found)
-            found["head"] = found["linear"]
-            return found if self.quantized is None else found | self.quantized.parts(gate)
+            return found
 
         return self._kept((B, 0), make)
 

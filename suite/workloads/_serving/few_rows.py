@@ -6,6 +6,8 @@ A model's module calls a product, then `add_norm` with what it gave, then the pr
 call only notes what is asked, as `Later`; `add_norm` makes it, with the residual added, and notes the norm, as
 `Normed`; what multiplies that norm makes it, and of queries, keys and values is noted too, as `Projected`, until
 they are turned and written.
+
+Matrices in E4M3 with a scale a row are multiplied so as well, by inputs in 16 bits: a step quantizes nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +20,21 @@ from typing import Any
 from ... import fused_blocks
 from ...model import Chosen
 from .products import Products
+from .quantized import Quantized
 
 BEHIND = ("output", "down")
 """Matrices of a layer whose products are added to the stream."""
 
 DTYPES = ("bf16",)
 """Dtypes of such steps: in fp16 what is not normalized may be too large."""
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """A weight (N, K) as the kernels take it: transposed, with a scale of each row (N,), or None."""
+
+    b: Any
+    scale: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +66,10 @@ class Normed:
 
 @dataclass(frozen=True, eq=False)
 class Projected:
-    """Queries, keys and values together, `x` times a weight, none of which are made. Each of them is this."""
+    """Queries, keys and values together, `x` times a matrix, none of which are made. Each of them is this."""
 
     x: Normed
-    weight: Any
+    matrix: Matrix
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,40 +88,57 @@ class Projected:
 class FewRows:
     """How such steps multiply and normalize. `turns`: queries and keys are turned as they are projected."""
 
-    def __init__(self, products: Products, kernels: fused_blocks.FewRowKernels, layers: Any, turns: bool) -> None:
-        self._products, self._kernels, self._turns = products, kernels, turns
+    def __init__(
+        self,
+        products: Products,
+        kernels: fused_blocks.FewRowKernels,
+        layers: Any,
+        turns: bool,
+        quantized: Quantized | None,
+    ) -> None:
+        self._products, self._kernels, self._turns, self._quantized = products, kernels, turns, quantized
         self._behind = {id(getattr(x, name)) for x in layers for name in BEHIND}
 
     def parts(self, others: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-        """Those in the place of the others of a step."""
-        own = {"linear": self.linear, "several": self.several, "gated": self.gated, "add_norm": self.add_norm}
+        """Those in the place of the others of a step, of which `head` is for logits."""
+        own = {
+            "linear": partial(self.linear, others["linear"]),
+            "head": partial(self.linear, others["head"]),
+            "several": partial(self.several, others["several"]),
+            "gated": self.gated,
+            "add_norm": self.add_norm,
+        }
         if not self._turns or "write" not in others:
             return own
-        return own | {"several": self.projected, "write": partial(self.write, others["write"])}
+        return own | {
+            "several": partial(self.projected, others["several"]),
+            "write": partial(self.write, others["write"]),
+        }
 
-    def linear(self, x: Any, weight: Any, bias: Any = None) -> Any:
+    def linear(self, plain: Callable[..., Any], x: Any, weight: Any, bias: Any = None) -> Any:
         """x (B, 1, K) or (B, K) times weight (N, K) transposed; later, where it is added to the stream."""
         if isinstance(x, Normed):
-            return self._of_norm(x, weight)
+            return self._of_norm(x, self._matrix(weight))
         if id(weight) in self._behind and bias is None:
             return Later(x, weight)
-        return self._products.linear(x, weight, bias)
+        return plain(x, weight, bias)
 
-    def several(self, x: Any, *weights: Any) -> Sequence[Any]:
+    def several(self, plain: Callable[..., Any], x: Any, *weights: Any) -> Sequence[Any]:
         """x times each of these, (B, 1, N) each: views of one product where they are one matrix in memory."""
         if not isinstance(x, Normed):
-            return self._products.several(x, *weights)
-        whole = self._products.joined(weights)
+            found: Sequence[Any] = plain(x, *weights)
+            return found
+        whole = self._joined(weights)
         if whole is None:
-            return tuple(self._of_norm(x, weight)[:, None] for weight in weights)
-        found: Sequence[Any] = self._of_norm(x, whole)[:, None].split([len(weight) for weight in weights], -1)
+            return tuple(self._of_norm(x, self._matrix(weight))[:, None] for weight in weights)
+        found = self._of_norm(x, whole)[:, None].split([len(weight) for weight in weights], -1)
         return found
 
-    def projected(self, x: Any, *weights: Any) -> Sequence[Any]:
+    def projected(self, plain: Callable[..., Any], x: Any, *weights: Any) -> Sequence[Any]:
         """Queries, keys and values, not made where x is a norm that is not."""
-        whole = self._products.joined(weights)
+        whole = self._joined(weights)
         if not isinstance(x, Normed) or whole is None:
-            return self.several(x, *weights)
+            return self.several(plain, x, *weights)
         return (Projected(x, whole),) * len(weights)
 
     def write(self, plain: Callable[..., Any], q: Any, k: Any, v: Any, layout: str, **where: Any) -> Any:
@@ -118,11 +146,12 @@ class FewRows:
         if not isinstance(q, Projected):
             return plain(q=q, k=k, v=v, layout=layout, **where)
         x = q.x
-        return self._kernels.turned(x.y, x.squares, q.weight.t(), **where, eps=x.eps)
+        given = {**where, "eps": x.eps, **_scaled(q.matrix)}
+        return self._kernels.turned(x.y, x.squares, q.matrix.b, **given)
 
     def gated(self, x: Any, gate: Any, up: Any) -> Any:
         """silu(x · gate) · (x · up), (B, N)."""
-        whole = self._products.joined((gate, up))
+        whole = self._joined((gate, up))
         assert isinstance(x, Normed)
         assert whole is not None
         return self._of_norm(x, whole, gated=True)
@@ -130,16 +159,39 @@ class FewRows:
     def add_norm(self, x: Any, residual: Any, weight: Any, eps: float) -> tuple[Normed, Any]:
         """The norm of x + residual, not made, and that sum, (B, 1, N)."""
         assert isinstance(x, Later)
-        h, y, squares = self._kernels.added(x.x.flatten(0, -2), x.weight.t(), residual.flatten(0, -2), weight)
+        matrix = self._matrix(x.weight)
+        rows = x.x.flatten(0, -2), residual.flatten(0, -2)
+        h, y, squares = self._kernels.added(rows[0], matrix.b, rows[1], weight, **_scaled(matrix))
         return Normed(y, squares, eps), h.view_as(residual)
 
-    def _of_norm(self, x: Normed, weight: Any, gated: bool = False) -> Any:
-        return self._kernels.normed(x.y, x.squares, weight.t(), x.eps, gated)
+    def _matrix(self, weight: Any) -> Matrix:
+        return self._joined((weight,)) or Matrix(weight.t())
+
+    def _joined(self, weights: Sequence[Any]) -> Matrix | None:
+        """The one matrix that these are in memory, or None."""
+        if self._quantized is not None and (held := self._quantized.held(weights)) is not None:
+            values, scale = held
+            return Matrix(values.t(), scale.flatten())
+        if len(weights) == 1:
+            return None
+        whole = self._products.joined(weights)
+        return None if whole is None else Matrix(whole.t())
+
+    def _of_norm(self, x: Normed, matrix: Matrix, gated: bool = False) -> Any:
+        return self._kernels.normed(x.y, x.squares, matrix.b, x.eps, gated, **_scaled(matrix))
 
 
-def few_rows(products: Products, chosen: Chosen, layers: Any, dtype: str) -> FewRows | None:
+def _scaled(matrix: Matrix) -> dict[str, Any]:
+    """The scale by name, if there is one: kernels of older commits have none."""
+    return {} if matrix.scale is None else {"scale": matrix.scale}
+
+
+def few_rows(
+    products: Products, chosen: Chosen, layers: Any, dtype: str, quantized: Quantized | None = None
+) -> FewRows | None:
     """What decodes up to `products.FEW` sequences so: our own kernels for GPUs, launched or in a graph by hand, in
-    layers of Llama's shape and one of `DTYPES`. None elsewhere.
+    layers of Llama's shape and one of `DTYPES`, their matrices in that, or in E4M3 with a scale a row. None
+    elsewhere.
     """
     c, system = chosen.configuration, products.assembly.system
     if chosen.model.name != "llama" or c.norms != "before" or c.experts or c.multipliers is not None:
@@ -150,6 +202,10 @@ def few_rows(products: Products, chosen: Chosen, layers: Any, dtype: str) -> Few
     if not all(products.fused("matmul", *x) for x in others):
         return None
     kernels = fused_blocks.few_rows(products.assembly.catalog)
-    if kernels is None or not kernels.here(layers[0].output.device):
+    device = layers[0].output.device
+    if kernels is None or not kernels.here(device):
         return None
-    return FewRows(products, kernels, layers, c.qk_norm == "none" and kernels.turns(c.head))
+    if quantized is not None and not (quantized.of_rows and kernels.scaled and kernels.here(device, True)):
+        return None
+    turns = c.qk_norm == "none" and kernels.turns(c.head)
+    return FewRows(products, kernels, layers, turns, quantized)

@@ -1,8 +1,8 @@
 """Matrices of layers that are held in E4M3, and multiplied so: by a system's `fp8_quant` and `fp8_matmul`.
 
 A weight is quantized once, when it is loaded, and its 16-bit values are given up; an input is quantized in each
-product. A scale is of a row (`parts_rowwise`), or of 128 elements of an input's row and 128 × 128 of a weight
-(`parts_1x128`). Embeddings and logits stay in the case's dtype.
+product, but for few rows by our kernels (`few_rows.py`). A scale is of a row (`parts_rowwise`), or of 128 elements
+of an input's row and 128 × 128 of a weight (`parts_1x128`). Embeddings and logits stay in the case's dtype.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Quantized:
 
     def __init__(self, assembly: Assembly, dtype: str, device: str) -> None:
         self._quantize, self._product = assembly.eight_bits(dtype, device)
-        self._rows = assembly.system.precision == "parts_rowwise"
+        self.of_rows = assembly.system.precision == "parts_rowwise"
+        """Whether a scale is of a row."""
         self._held: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
     def take(self, layers: Any, joined: Sequence[Sequence[str]]) -> None:
@@ -34,7 +35,7 @@ class Quantized:
             own = {name: x for name, x in owner.named_parameters(recurse=False) if x.dim() == 2}
             for names in [x for x in joined if set(x) <= own.keys()]:
                 weights = [own[name] for name in names]
-                if (self._rows or all(len(x) % TILE == 0 for x in weights)) and (
+                if (self.of_rows or all(len(x) % TILE == 0 for x in weights)) and (
                     whole := inference.whole(weights)
                 ) is not None:
                     self._hold(weights, whole)
@@ -44,12 +45,12 @@ class Quantized:
                 self._hold([weight], weight)
 
     def _hold(self, weights: Sequence[Any], whole: Any) -> None:
-        values, scale = self._quantize(whole.detach().contiguous(), "row" if self._rows else "tile")
+        values, scale = self._quantize(whole.detach().contiguous(), "row" if self.of_rows else "tile")
         self._held[tuple(map(id, weights))] = values, scale
         at = 0
         for weight in weights:
             rows = slice(at, at + len(weight))
-            of_rows = rows if self._rows else slice(at // TILE, -(-rows.stop // TILE))
+            of_rows = rows if self.of_rows else slice(at // TILE, -(-rows.stop // TILE))
             self._held[(id(weight),)] = values[rows], scale[of_rows]
             weight.data = values[rows]
             at = rows.stop
@@ -59,13 +60,17 @@ class Quantized:
         """Bytes of all scales."""
         return sum(scale.numel() * scale.element_size() for key, (_, scale) in self._held.items() if len(key) == 1)
 
+    def held(self, weights: Sequence[Any]) -> tuple[Any, Any] | None:
+        """Values and scales of the one matrix that these were quantized as, if they were."""
+        return self._held.get(tuple(map(id, weights)))
+
     def linear(self, x: Any, weight: Any, bias: Any = None) -> Any:
         """x (…, K) times weight (N, K) transposed, and a bias (N,)."""
         return self._multiply(x, self._held[(id(weight),)], bias)
 
     def several(self, x: Any, *weights: Any) -> Sequence[Any]:
         """x times each of these: views of one product where they were quantized as one."""
-        held = self._held.get(tuple(map(id, weights)))
+        held = self.held(weights)
         if held is None:
             return tuple(self.linear(x, weight) for weight in weights)
         found: Sequence[Any] = self._multiply(x, held, None).split([len(weight) for weight in weights], -1)
@@ -84,8 +89,8 @@ class Quantized:
     def _multiply(self, x: Any, held: tuple[Any, Any], bias: Any) -> Any:
         values, of_weight = held
         rows = x.flatten(0, -2).contiguous()
-        a, scale = self._quantize(rows, "row" if self._rows else "block")
-        if self._rows:
+        a, scale = self._quantize(rows, "row" if self.of_rows else "block")
+        if self.of_rows:
             out = self._product(a, values.t(), scale.reshape(-1, 1), of_weight.reshape(1, -1), "row", bias)
         else:
             out = self._product(a, values.t(), scale, of_weight.t(), "block", bias)
