@@ -101,7 +101,7 @@ class FewRows:
 
     def parts(self, others: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
         """Those in the place of the others of a step, of which `head` is for logits."""
-        own = {
+        own: dict[str, Callable[..., Any]] = {
             "linear": partial(self.linear, others["linear"]),
             "head": partial(self.linear, others["head"]),
             "several": partial(self.several, others["several"]),
