@@ -171,8 +171,8 @@ def tile_for(rows: int, element: int, device: tuple[int, int]) -> Tile:
 
 JOINED = 64
 """Columns of an output that one program joins, of 128 parts in 64 registers of a thread."""
-LEAST = 4
-"""Blocks of keys of a part at the least."""
+LEAST = 128
+"""Keys of a part at the least."""
 
 
 def split(programs: int, tokens: int, keys: int, multiprocessors: int) -> int:
@@ -181,7 +181,7 @@ def split(programs: int, tokens: int, keys: int, multiprocessors: int) -> int:
     with two blocks more for its beginning and end.
     """
     blocks = cdiv(tokens, keys)
-    most = max(1, min(cdiv(blocks, LEAST), LONGEST_PARTS, cdiv(2 * multiprocessors, programs)))
+    most = max(1, min(cdiv(tokens, LEAST), LONGEST_PARTS, cdiv(2 * multiprocessors, programs)))
     return min(
         range(1, most + 1), key=lambda parts: cdiv(programs * parts, multiprocessors) * (cdiv(blocks, parts) + 2)
     )

@@ -124,6 +124,7 @@ def test_what_the_kernel_takes():
     [
         (256, 4096, 1),  # two rounds, nearly full
         (2, 131072, 64),  # 66 have as many blocks
+        (2, 2000, 16),  # of two blocks, none has fewer
         (1, 131072, 128),
         (128, 4096, 1),
         (100, 4096, 1),
