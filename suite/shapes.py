@@ -6,7 +6,7 @@
 `shapes`: calls that published models make. Models take turns; of each a phase (training, a prompt, decoding), a
 length and a dtype are drawn, then one of the model's calls, weighted by its share of the time that a step's calls
 need at the least. Twins that differ in storage or length alone come on top. (`shapes-1` has the backward pass
-alone of losses whose gradients most programs compute in the forward pass.)
+alone of losses whose gradients most programs compute in the forward pass, and energies.)
 
 `widths`: operators on rows of any width, the width drawn evenly by its logarithm, against every peer but
 max-autotune, which would take minutes of tuning for each size. (`widths-1` has the same cases and that peer too.)
@@ -333,6 +333,8 @@ min_seconds = 0.02
 max_seconds = 0.2
 warmup_s = 0.1
 """
+SAMPLED: Mapping[str, str] = {"shapes": 'energy = "never"\n'}
+"""What else is said of sampling. The energy of a call takes a second a row, here as long as all else together."""
 
 
 def text(kind: str, catalog: Catalog, seed: int = SEED) -> str:
@@ -344,7 +346,7 @@ def text(kind: str, catalog: Catalog, seed: int = SEED) -> str:
     )
     head = f"# {HEADS[kind]}\n# Drawn by suite/shapes.py with seed {seed} and frozen: it is not to be edited.\n"
     tables = "".join(_table(x, catalog.operator(x.case.operator), WITHOUT.get(kind, ())) for x in drawn)
-    return f"{head}{LIMITS}\n[peers]\n{peers}{tables}"
+    return f"{head}{LIMITS}{SAMPLED.get(kind, '')}\n[peers]\n{peers}{tables}"
 
 
 def _table(drawn: Drawn, definition: Definition, without: Sequence[str]) -> str:
