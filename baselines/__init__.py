@@ -15,5 +15,7 @@ A file here imports its library only inside functions and defines
 * `ENVIRONMENT` (default `"core"`): the virtual environment it lives in, where it cannot share one.
 * `NO_ENVIRONMENT`: why no command of ours makes that environment, and what to do instead.
 * `ONCE`: its implementations that a process can have once only: each case of them gets a process of its own.
+* `APART`: operators of which its implementations take another process than those of others: what one leaves
+  there would make the other wrong.
 * `DEVICES` (default: all): where it runs at all, for the file or by implementation name.
 """

@@ -14,6 +14,10 @@ from .torch import IMPLEMENTATIONS as EAGER
 
 REQUIRES = ("torch",)
 DEVICES = {"torch_compile_max_autotune": ("cuda",)}
+APART = ("attention", "attention_mla", "attention_varlen", "attention_window")
+"""PyTorch keeps plans of cuDNN's attention under a key without the output's strides (`MHAParams` in its MHA.cpp).
+What is compiled leaves its output otherwise than eager: whichever came second in a process had wrong gradients,
+seen on an H200 with PyTorch 2.11."""
 TUNED = (
     "add_rms_norm",
     "causal_conv1d",

@@ -326,6 +326,9 @@ class Catalog:
             raise InputError(f"{path}: ENVIRONMENT must be a name of letters, digits, - and _.")
         no_environment = str(getattr(module, "NO_ENVIRONMENT", ""))
         once, on_request = (_some(module, path, x) for x in ("ONCE", "ON_REQUEST"))
+        apart = _names(getattr(module, "APART", ()), path, "APART")
+        if unknown := set(apart) - module.IMPLEMENTATIONS.keys():
+            raise InputError(f"{path}: APART names {min(unknown)!r}, which IMPLEMENTATIONS has not.")
         for operator, factories in module.IMPLEMENTATIONS.items():
             if not isinstance(factories, dict):
                 raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")
@@ -344,6 +347,7 @@ class Catalog:
                         root=root.folder,
                         no_environment=no_environment,
                         once=implementation in once,
+                        apart=operator in apart,
                         on_request=implementation in on_request,
                         install=str(getattr(module, "INSTALL", "")),
                     )

@@ -35,6 +35,8 @@ class Implementation:
     """Why no command makes its environment, and what to do; empty where one does."""
     once: bool = False
     """Whether a process can have it once only: another case of it takes another process."""
+    apart: bool = False
+    """Whether it takes another process than those that are not: what they leave in it would make either wrong."""
     on_request: bool = False
     """Whether only cases that name it have it, and runs that ask for it: it is tuned for minutes, say."""
     install: str = ""

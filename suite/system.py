@@ -58,7 +58,8 @@ E5M2; Transformer Engine's `Linear` with a scale a tensor, of the tensor itself 
 block scales, for systems whose `base` it is, which run in its environment; or the system's own `fp8_quant` and
 `fp8_matmul`, E4M3 with a scale a row (`parts_rowwise`), or for 128 elements of a row and 128 × 128 of a weight
 (`parts_1x128`, as DeepSeek-V3 trains), with norms, gates and GELU that write 8 bits themselves
-(`parts_1x128_fused`).
+(`parts_1x128_fused`). Where these two are our kernels, a decode step of up to 16 sequences multiplies weights of
+`parts_rowwise` by inputs in 16 bits.
 """
 
 Recompute: TypeAlias = Literal[

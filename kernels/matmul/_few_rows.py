@@ -243,8 +243,8 @@ def parts(M: int, N: int) -> int:
 
 
 def check_rows(name: str, x: torch.Tensor, b: torch.Tensor, scale: torch.Tensor | None = None) -> None:
-    """Raises what such products with something beside them say of x (M, K) and of b (K, N), with `scale` (N,) in
-    E4M3.
+    """Raises what such products with something beside them say of x (M, K) and of b (K, N), which is in E4M3 where
+    it has a scale (N,).
     """
     check(name, x, dim=2, dtypes=FLOATING[:2])
     check("b", b, dim=2, like=x, dtypes=(x.dtype if scale is None else E4M3,))
@@ -265,6 +265,11 @@ def check_squares(squares: torch.Tensor, y: torch.Tensor) -> None:
     """The same of sums of squares (M, any number) of rows like y (M, K)."""
     check("squares", squares, dim=2, like=y, dtypes=(torch.float32,))
     check("squares", squares, shape=(y.shape[0], max(1, squares.shape[1])))
+
+
+def dense(scale: torch.Tensor | None) -> torch.Tensor | None:
+    """A scale as kernels read it."""
+    return None if scale is None else scale.contiguous()
 
 
 def room(device: torch.device) -> int:
@@ -298,14 +303,14 @@ def tile(
     each = cdiv(cdiv(N, columns), processors)
     lines = columns * (2 if gated else 1)
     if each > ONCE or (wide and rows == 8):
-        slices, depth, flying = (2 if wide else 1), 64, 4
+        slices, depth, flying = (2 if wide else 1), 128 // size, 4
     else:
         slices = 4 if each <= 2 else 2 if each <= 4 else 1
         while slices > 1 and 256 * slices > K:
             slices //= 2
-        depth = 128 if fine and not gated else 64
+        depth = 128 if fine and not gated else 128 // size
         flying = _flying(each, lines, rows, slices * depth, room, size)
-        if flying < 3 and depth == 128:
+        if flying < 3 and depth > 64:
             depth = 64
             flying = _flying(each, lines, rows, slices * depth, room, size)
     step = slices * depth
@@ -317,7 +322,7 @@ def lines_ahead(weight: torch.Tensor) -> int:
     bytes_of_row = weight.shape[1] * weight.element_size()
     if not dependent(weight.device) or bytes_of_row < LINE:
         return 0
-    wanted = min(bytes_of_row // LINE, AHEAD // (len(weight) * LINE))
+    wanted = min(bytes_of_row // LINE, AHEAD // (max(len(weight), 1) * LINE))
     return 1 << max(0, wanted.bit_length() - 1)
 
 

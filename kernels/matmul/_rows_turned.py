@@ -58,12 +58,13 @@ def turns(head: int) -> bool:
 
 @triton.jit(do_not_specialize=["M"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, squares, weight, scales, tables, out, caches, where, M, K, sizes, k_places, v_places, x_lead, weight_lead,
+    x, weight, beside, tables, out, caches, where, M, K, sizes, k_places, v_places, x_lead, weight_lead,
     table_lead, eps, HALF: tl.constexpr, c: tl.constexpr,
 ):  # fmt: skip
     """Pairs of one head a program, COLUMNS rows of the weight, with its scales. Strides of the caches are those of
     page, token and head.
     """
+    squares, scales = beside
     cos, sin = tables
     k_cache, v_cache = caches
     table, lengths = where
@@ -185,10 +186,10 @@ def _prepare(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: A
     def run(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
         cos, sin, k_cache, v_cache, block_table, lengths, _, scale = others
         q = made()
-        scales = q if scale is None else scale.contiguous()
+        beside = squares.contiguous(), few_rows.dense(scale)
         tables = cos.contiguous(), sin.contiguous()
         where = block_table.contiguous(), lengths.contiguous()
-        launch(device, lined(y), squares.contiguous(), b.t(), scales, tables, q, (k_cache, v_cache), where)
+        launch(device, lined(y), b.t(), beside, tables, q, (k_cache, v_cache), where)
         return q
 
     return run

@@ -293,8 +293,7 @@ def _prepare_rows_added(
         a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None
     ) -> Three:
         h, y, squares = of_h(), of_h(), of_squares()
-        scales = None if scale is None else scale.contiguous()
-        beside = None, residual.contiguous(), weight.contiguous(), y, squares, scales
+        beside = None, residual.contiguous(), weight.contiguous(), y, squares, few_rows.dense(scale)
         launch(device, lined(a), b.t(), h, h, beside)
         return h, y, squares
 
@@ -318,8 +317,8 @@ def _prepare_rows_normed(
         scale: torch.Tensor | None,
     ) -> torch.Tensor:
         out = made()
-        scales = None if scale is None else scale.contiguous()
-        launch(device, lined(y), b.t(), out, out, (squares.contiguous(), None, None, None, None, scales))
+        beside = squares.contiguous(), None, None, None, None, few_rows.dense(scale)
+        launch(device, lined(y), b.t(), out, out, beside)
         return out
 
     return run

@@ -396,7 +396,7 @@ def prepare_forward(
     flags = {"FIRST": gate_first, "SAVE": save}
     reach = access((flat, gate, dense_like(x)), (*strides, D), D) if x.dtype == z.dtype else PLAIN
     if groups == 1 and group != block and PARTS[0] <= group and group * x.element_size() <= PARTS[1]:
-        # Of few rows each has a multiprocessor for itself, and takes as long as what it waits for.
+        # Of few rows a program takes as long as what it waits for.
         few = multiprocessors(x) >= N and not reach.SHIFTED
         height, warps, parts, part = parts_of(
             D + reach.margin, 16 // x.element_size(), N, reach.period, 2 if few else 4, 2048

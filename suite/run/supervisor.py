@@ -13,7 +13,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,9 +57,6 @@ from .peaks import least_ms
 from .process import Garbled, OutOfTime, Worker
 from .worker import ranks_of
 
-BESIDE_OTHERS = "wrong in a process where others had run, right in one of its own"
-"""A row's remark. PyTorch keeps plans of cuDNN's attention under a key without the output's strides: after a call
-by torch.compile, whose output lies otherwise, eager's gradients are wrong."""
 WORKERS = "workers"
 """In a header's environment: how its workers began, where that is not from nothing."""
 TRIES = 3
@@ -105,13 +102,15 @@ class Lost:
     reason: str
 
 
-def one_process(cells: Mapping[int, Cell], alone: Collection[int] = ()) -> Iterator[tuple[int, Cell]]:
+def one_process(cells: Mapping[int, Cell]) -> Iterator[tuple[int, Cell]]:
     """The cells that the next process measures, with their places: in their order, up to the second one of an
-    implementation that a process can have once only; those that are measured `alone` at last, one a process.
+    implementation that a process can have once only, and without those that are not measured in the same one.
     """
     had = set()
-    shared = {index: cell for index, cell in cells.items() if index not in alone}
-    for index, cell in shared.items() if shared else list(cells.items())[:1]:
+    apart = next((x.implementation.apart for x in cells.values()), False)
+    for index, cell in cells.items():
+        if cell.implementation.apart != apart:
+            continue
         if cell.implementation.once:
             if cell.implementation.name in had:
                 return
@@ -404,7 +403,7 @@ class Run:
         )
         python = self.python(environment)
         assert python is not None, environment
-        tries, alone = 1, set[int]()
+        tries = 1
         while left or not self._header_known:
             task = Task(
                 device=self.device,
@@ -412,7 +411,7 @@ class Run:
                 replicate=replicate,
                 cells=tuple(
                     TaskCell(i, x.case, x.implementation.name, x.cache, dict(self.pinned.get(x.identity, {})))
-                    for i, x in one_process(left, alone)
+                    for i, x in one_process(left)
                 ),
                 sampling=self.plan.sampling,
                 roots=self.roots,
@@ -426,7 +425,7 @@ class Run:
                 token=secrets.token_hex(16),
             )
             before = len(left)
-            lost = self._process(task, python, left, alone)
+            lost = self._process(task, python, left)
             if len(left) < before:
                 first, tries = False, 1
             elif lost.killed and tries < TRIES:  # nothing of ours did that: the system, for want of memory, say
@@ -443,10 +442,8 @@ class Run:
     def _log(self) -> Path:
         return self.home.logs / f"{self.path.stem}.log"
 
-    def _process(self, task: Task, python: Path, left: dict[int, Cell], alone: set[int]) -> Lost:
-        """Runs one worker to its end; takes each cell that ends out of `left`, but for those that are to be
-        measured again, `alone`.
-        """
+    def _process(self, task: Task, python: Path, left: dict[int, Cell]) -> Lost:
+        """Runs one worker to its end; takes each cell that ends out of `left`."""
         variables = self._variables  # which a server's processes, started before, do not have
         server = self.servers.of(python) if self.servers is not None and not variables else None
         with Worker(task, python, self._log, self.until, server, variables) as worker:
@@ -460,7 +457,7 @@ class Run:
                 for message in worker.messages():
                     conversation.check(message, time.monotonic())
                     if held is not None:
-                        self._result(task, held, left, alone)
+                        self._result(task.replicate, held, left)
                         held = None
                     match message:
                         case Facts(conditions=facts, python=own):
@@ -496,28 +493,22 @@ class Run:
             if status == "crashed" and cell is not None and cell.case.world > 1:
                 reason = f"rank 0 of {cell.case.world}: {reason}"  # which the worker is
             if held is not None and held.status != "ok":
-                self._result(task, held, left, alone)
+                self._result(task.replicate, held, left)
             elif held is not None:
                 self._give_up(task.replicate, held.index, status, f"after its last stage: {reason}", left)
             else:
                 self._give_up(task.replicate, current, status, f"{stage}: {reason}", left)
             return Lost(worker.killed, f"{reason}. {worker.last_words()}")
 
-    def _result(self, task: Task, result: Result, left: dict[int, Cell], alone: set[int]) -> None:
+    def _result(self, replicate: int, result: Result, left: dict[int, Cell]) -> None:
+        cell = left.pop(result.index)
         self._spend(result.spent_s)
         status, reason, measurement = result.status, result.reason, result.measurement
-        if status == "incorrect" and result.index != task.cells[0].index and result.index not in alone:
-            # What ran before it in this process may be why: cuDNN's plans are kept without all that is in them.
-            alone.add(result.index)
-            return
-        cell = left.pop(result.index)
-        if result.index in alone and measurement is not None:
-            measurement = msgspec.structs.replace(measurement, remarks=(*measurement.remarks, BESIDE_OTHERS))
         if measurement is not None and (less := _below_zero(measurement)):
             status, reason, measurement = "error", less, None
         elif measurement is not None and (impossible := self._impossible(cell, measurement)):
             status, reason, measurement = "incorrect", impossible, None
-        self._write_record(cell.record(task.replicate, result.index, status, reason, measurement, result.spent_s))
+        self._write_record(cell.record(replicate, result.index, status, reason, measurement, result.spent_s))
 
     def _impossible(self, cell: Cell, measurement: Measurement) -> str | None:
         """Why a time is refused that no device of this kind can reach."""

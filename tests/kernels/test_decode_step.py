@@ -180,6 +180,15 @@ def test_matrices_in_eight_bits_are_multiplied_by_rows_in_sixteen(monkeypatch, c
     assert 0 < (found - exact).norm() < 0.8 * (quantized - exact).norm() < 0.1 * exact.norm()
 
 
+@pytest.mark.parametrize("named", ["fp8_matmul", "fp8_quant", "linear"])
+def test_products_in_eight_bits_that_a_system_exchanges_are_called(monkeypatch, named):
+    monkeypatch.setattr(few_rows, "DTYPES", ("fp16",))
+    found = chosen(Catalog.default().models, "llama-tiny").first(1)
+    parts = {named: "torch_compile" if named == "linear" else "torch"}
+    _, e = engine(found, Catalog.default(), parts, precision="parts_rowwise")
+    assert e.few is None
+
+
 def test_which_dtypes_are_decoded_so():
     """In fp16 what is not normalized may be too large."""
     catalog = Catalog.default()

@@ -232,6 +232,10 @@ def test_what_is_missing_is_said(root, monkeypatch, tmp_path):
             "baselines/thrice.py: ONCE names 'engine', which IMPLEMENTATIONS has not.",
         ),
         (
+            {"baselines__thrice": "APART = ('double',); IMPLEMENTATIONS = {'triple': {'x': len}}"},
+            "baselines/thrice.py: APART names 'double', which IMPLEMENTATIONS has not.",
+        ),
+        (
             {"baselines__thrice": "ON_REQUEST = ('slow',); IMPLEMENTATIONS = {'triple': {'x': len}}"},
             "baselines/thrice.py: ON_REQUEST names 'slow', which IMPLEMENTATIONS has not.",
         ),

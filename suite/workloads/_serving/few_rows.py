@@ -190,8 +190,8 @@ def few_rows(
     products: Products, chosen: Chosen, layers: Any, dtype: str, quantized: Quantized | None = None
 ) -> FewRows | None:
     """What decodes up to `products.FEW` sequences so: our own kernels for GPUs, launched or in a graph by hand, in
-    layers of Llama's shape and one of `DTYPES`, their matrices in that, or in E4M3 with a scale a row. None
-    elsewhere.
+    layers of Llama's shape and one of `DTYPES`, their matrices in that, or in E4M3 with a scale a row where the
+    system's products of these are ours too. None elsewhere.
     """
     c, system = chosen.configuration, products.assembly.system
     if chosen.model.name != "llama" or c.norms != "before" or c.experts or c.multipliers is not None:
@@ -205,7 +205,7 @@ def few_rows(
     device = layers[0].output.device
     if kernels is None or not kernels.here(device):
         return None
-    if quantized is not None and not (quantized.of_rows and kernels.scaled and kernels.here(device, True)):
+    if quantized is not None and not (quantized.own and kernels.scaled and kernels.here(device, True)):
         return None
     turns = c.qk_norm == "none" and kernels.turns(c.head)
     return FewRows(products, kernels, layers, turns, quantized)

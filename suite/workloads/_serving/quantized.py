@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ....registry.store.record import PROVIDER
 from ...system import Assembly
 from .. import _inference as inference
 
+OPERATORS = ("fp8_quant", "fp8_matmul")
 PRECISIONS = ("parts_rowwise", "parts_1x128")
 FAMILIES = ("llama", "gpt2")
 """Models whose layers multiply with matrices alone: no experts, no scans."""
@@ -25,8 +27,11 @@ class Quantized:
 
     def __init__(self, assembly: Assembly, dtype: str, device: str) -> None:
         self._quantize, self._product = assembly.eight_bits(dtype, device)
-        self.of_rows = assembly.system.precision == "parts_rowwise"
-        """Whether a scale is of a row."""
+        self._rows = assembly.system.precision == "parts_rowwise"
+        given = {assembly.implementation("linear", x, device).provider for x in OPERATORS}
+        named = {"linear", *OPERATORS} & assembly.system.parts.keys()
+        self.own = self._rows and given == {PROVIDER} and not named
+        """Whether a scale is of a row, and our kernels quantize and multiply: others' are called."""
         self._held: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
     def take(self, layers: Any, joined: Sequence[Sequence[str]]) -> None:
@@ -35,7 +40,7 @@ class Quantized:
             own = {name: x for name, x in owner.named_parameters(recurse=False) if x.dim() == 2}
             for names in [x for x in joined if set(x) <= own.keys()]:
                 weights = [own[name] for name in names]
-                if (self.of_rows or all(len(x) % TILE == 0 for x in weights)) and (
+                if (self._rows or all(len(x) % TILE == 0 for x in weights)) and (
                     whole := inference.whole(weights)
                 ) is not None:
                     self._hold(weights, whole)
@@ -45,12 +50,12 @@ class Quantized:
                 self._hold([weight], weight)
 
     def _hold(self, weights: Sequence[Any], whole: Any) -> None:
-        values, scale = self._quantize(whole.detach().contiguous(), "row" if self.of_rows else "tile")
+        values, scale = self._quantize(whole.detach().contiguous(), "row" if self._rows else "tile")
         self._held[tuple(map(id, weights))] = values, scale
         at = 0
         for weight in weights:
             rows = slice(at, at + len(weight))
-            of_rows = rows if self.of_rows else slice(at // TILE, -(-rows.stop // TILE))
+            of_rows = rows if self._rows else slice(at // TILE, -(-rows.stop // TILE))
             self._held[(id(weight),)] = values[rows], scale[of_rows]
             weight.data = values[rows]
             at = rows.stop
@@ -89,8 +94,8 @@ class Quantized:
     def _multiply(self, x: Any, held: tuple[Any, Any], bias: Any) -> Any:
         values, of_weight = held
         rows = x.flatten(0, -2).contiguous()
-        a, scale = self._quantize(rows, "row" if self.of_rows else "block")
-        if self.of_rows:
+        a, scale = self._quantize(rows, "row" if self._rows else "block")
+        if self._rows:
             out = self._product(a, values.t(), scale.reshape(-1, 1), of_weight.reshape(1, -1), "row", bias)
         else:
             out = self._product(a, values.t(), scale, of_weight.t(), "block", bias)

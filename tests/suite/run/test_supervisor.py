@@ -707,45 +707,56 @@ def test_a_program_without_room_beside_what_was_left_is_tried_in_a_process_of_it
 
 def test_a_process_measures_up_to_the_second_of_what_it_has_once():
     def cell(name, once):
-        return SimpleNamespace(implementation=SimpleNamespace(name=name, once=once))
+        return SimpleNamespace(implementation=SimpleNamespace(name=name, once=once, apart=False))
 
     plain, engine, other = cell("plain", False), cell("engine", True), cell("other", True)
     cells = {3: plain, 4: engine, 5: plain, 7: other, 8: engine, 9: plain}
     assert [i for i, _ in supervisor.one_process(cells)] == [3, 4, 5, 7]
     assert [i for i, _ in supervisor.one_process({8: engine, 9: plain})] == [8, 9]
     assert [i for i, _ in supervisor.one_process({})] == []
-    assert [i for i, _ in supervisor.one_process(cells, {4, 7})] == [3, 5, 8, 9]
-    assert [i for i, _ in supervisor.one_process({4: engine, 7: other}, {4, 7})] == [4]
 
 
-POISONS = """
-built = []
+def test_what_is_apart_has_a_process_of_its_own():
+    def cell(apart, once=False):
+        return SimpleNamespace(implementation=SimpleNamespace(name="x", once=once, apart=apart))
+
+    cells = {1: cell(False), 2: cell(True), 3: cell(False), 4: cell(True)}
+    assert [i for i, _ in supervisor.one_process(cells)] == [1, 3]
+    assert [i for i, _ in supervisor.one_process({2: cells[2], 3: cells[3], 4: cells[4]})] == [2, 4]
 
 
-def caches(case):
-    mine = len(built)
-    built.append(case)
-    return lambda x: x * 2 + mine  # what was built before it is in its answer
+LITTERS = """
+import colorsys
 
 
-def wrong(case):
-    return lambda x: x * 3
+def litters(case):
+    colorsys.left = True
+    return lambda x: x * 2
 
 
-IMPLEMENTATIONS = {"double": {"first": caches, "second": caches, "third": wrong}}
+IMPLEMENTATIONS = {"double": {"litters": litters}}
+"""
+READS = """
+import colorsys
+
+
+def reads(case):
+    return lambda x: x * (2 + hasattr(colorsys, "left"))
+
+
+IMPLEMENTATIONS = {"double": {"reads": reads}}
 """
 
 
-def test_what_others_left_in_a_process_makes_no_row_wrong(make, root):
-    (root / "baselines" / "poisons.py").write_text(POISONS)
-    journal = read(make(implementations=("first", "second", "third")).execute())
-    found = {x.implementation: x for x in journal.records}
-    assert len(journal.records) == 3
-    assert found["third"].status == "incorrect"
-    assert [found[x].status for x in ("first", "second")] == ["ok", "ok"]
-    remarks = [found[x].measurement.remarks for x in ("first", "second")]
-    assert sorted(remarks) == [(), (supervisor.BESIDE_OTHERS,)]
-    assert journal.footers[0].complete
+@pytest.mark.parametrize("apart", ["", "APART = ('double',)"])
+def test_what_others_leave_in_a_process_is_not_there_for_what_is_apart(make, root, apart):
+    (root / "baselines" / "litters.py").write_text(LITTERS)
+    (root / "baselines" / "reads.py").write_text(READS + apart)
+    journal = read(make(implementations=("litters", "reads"), N=(16, 32)).execute())
+    statuses = Counter(x.status for x in journal.records if x.implementation == "reads")
+    # Of two cases at least one comes after what leaves something.
+    assert (statuses["incorrect"] > 0) == (not apart), statuses
+    assert {x.status for x in journal.records if x.implementation == "litters"} == {"ok"}
 
 
 def test_a_time_that_no_device_can_reach_is_refused(make, monkeypatch):
