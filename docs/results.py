@@ -113,6 +113,8 @@ DECODE_TODAY = "20261129-000100-4681"
 """Six launches a layer up to 16 sequences; as far as it came, without vLLM's rows."""
 DECODE_VLLM = "20261128-145349-75c9"
 """Six for one sequence alone, beside vLLM."""
+SHAPES = "shapes-h200"
+"""Plan `shapes-1` in two shards, as far as ten minutes came."""
 GENERATE = "generate-h200"
 """Plan `generate` in two shards, each to be gone on with."""
 GENERATE_BEFORE = "20261128-082630-2599"
@@ -238,6 +240,7 @@ def page() -> str:
         *_every("Precisions, as far as they came", PRECISION_PART),
         "The loss of `fp16_scaled` multiplied in fp32 there, which autocast does in fp16: that row is slower than "
         "what users have.",
+        *_plan("Calls that models make, as far as they came", SHAPES),
         *_every("Latent attention, heads of 256, packed sequences", ATTENTION_HOPPER),
         *_every("The same beside FlashAttention 4", ATTENTION_HOPPER_FA4),
         *_every("Precisions from 124 M to 8 B", PRECISION),
