@@ -14,6 +14,12 @@ from .plan import Cell
 
 CHECK_S = 0.5
 """Laying inputs out and checking an answer, where nothing is known of a cell."""
+GPU_S = 1.5
+"""What a row takes more on a GPU, where nothing is known of it: kernels are compiled and tuned. The 391 rows of
+run `shapes-h200` took 2 s each to be built and checked.
+"""
+ENERGY_S = 1.2
+"""What the energy of a row's call takes there, where it is measured."""
 BYTES_PER_S = 2e9
 FLOPS_PER_S = 2e13
 """What making a case's inputs and its reference gets through, roughly: in fp64, by plain calls, on a GPU. On an
@@ -42,6 +48,7 @@ def estimate(
     What cannot run on `device` takes nothing; of a device that is not `here`, what is installed is not known.
     Without one, and without records, the estimate rests on the plan alone and is the same on every machine.
     """
+    on_gpu = 0.0 if device in (None, "cpu") else GPU_S + (ENERGY_S if sampling.energy != "never" else 0.0)
     by_key: dict[Key, list[float]] = {}
     by_implementation: dict[tuple[str, str], list[float]] = {}
     for record in records:
@@ -64,7 +71,7 @@ def estimate(
             if seen is None:
                 guessed[cell.case.full_name] = cell.case
                 once = max(_once_s(cell.case), cell.lasts_s)
-                seen = [sampling.warmup_s + max(sampling.max_seconds, once) + CHECK_S]
+                seen = [sampling.warmup_s + max(sampling.max_seconds, once) + CHECK_S + on_gpu]
             total += median(seen)
         return total + sum(map(_answer_s, guessed.values()))
 

@@ -16,6 +16,8 @@ from kernelmark.suite import budget
 from kernelmark.suite.estimate import (
     BYTES_PER_S,
     CHECK_S,
+    ENERGY_S,
+    GPU_S,
     LONGEST_ANSWER_S,
     LOOKED_AT,
     PROGRAM_FLOPS_PER_S,
@@ -126,7 +128,10 @@ def test_of_a_device_elsewhere_all_counts_that_runs_on_such() -> None:
     absent = dataclasses.replace(both[0].implementation, requires=("not-a-package",))
     both[0] = dataclasses.replace(both[0], implementation=absent)
     assert estimate(plan().sampling, device="cuda")(both) == 0.0
-    assert estimate(plan().sampling, device="cuda", here=False)(both) == pytest.approx(0.5 + CHECK_S, abs=0.01)
+    sampling, limits = plan().sampling, 0.5 + CHECK_S + GPU_S
+    assert estimate(sampling, device="cuda", here=False)(both) == pytest.approx(limits + ENERGY_S, abs=0.01)
+    without = msgspec.structs.replace(sampling, energy="never")
+    assert estimate(without, device="cuda", here=False)(both) == pytest.approx(limits, abs=0.01)
 
 
 @pytest.mark.parametrize("pass_", ["forward", "program"])
