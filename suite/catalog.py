@@ -14,7 +14,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -325,10 +325,9 @@ class Catalog:
         if not isinstance(environment, str) or not _ENVIRONMENT.fullmatch(environment):
             raise InputError(f"{path}: ENVIRONMENT must be a name of letters, digits, - and _.")
         no_environment = str(getattr(module, "NO_ENVIRONMENT", ""))
-        once, on_request = (_some(module, path, x) for x in ("ONCE", "ON_REQUEST"))
-        apart = _names(getattr(module, "APART", ()), path, "APART")
-        if unknown := set(apart) - module.IMPLEMENTATIONS.keys():
-            raise InputError(f"{path}: APART names {min(unknown)!r}, which IMPLEMENTATIONS has not.")
+        its = {y for x in module.IMPLEMENTATIONS.values() if isinstance(x, dict) for y in x}
+        once, on_request = (_some(module, path, x, its) for x in ("ONCE", "ON_REQUEST"))
+        apart = _some(module, path, "APART", module.IMPLEMENTATIONS)
         for operator, factories in module.IMPLEMENTATIONS.items():
             if not isinstance(factories, dict):
                 raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")
@@ -385,11 +384,11 @@ def _names(given: object, path: Path, what: str) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _some(module: ModuleType, path: Path, what: str) -> tuple[str, ...]:
-    """Some of the names of a baseline file's implementations. Raises `InputError` for one that it has not."""
+def _some(module: ModuleType, path: Path, what: str, known: Collection[str]) -> tuple[str, ...]:
+    """Some of the names that a baseline file's IMPLEMENTATIONS have. Raises `InputError` for another."""
     names = _names(getattr(module, what, ()), path, what)
     for name in names:
-        if not any(name in x for x in module.IMPLEMENTATIONS.values() if isinstance(x, dict)):
+        if name not in known:
             raise InputError(f"{path}: {what} names {name!r}, which IMPLEMENTATIONS has not.")
     return names
 

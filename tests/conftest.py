@@ -4,8 +4,10 @@ process that ignores it inherit that.
 
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +27,27 @@ def untraced() -> Iterator[None]:
     sys.settrace(None)
     yield
     sys.settrace(tracer)
+
+
+@pytest.fixture(scope="session")
+def apart() -> Callable[..., str]:
+    """Runs Python in a process of its own and gives the last line of what it prints: pytest's process may have
+    chosen Triton's interpreter. Modules are those of the house.
+    """
+    house = Path(__file__).resolve().parents[1]
+    environment = {x: y for x, y in os.environ.items() if x not in ("TRITON_INTERPRET", "PYTHONSAFEPATH")}
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=house,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout.splitlines()[-1]
+
+    return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .._dependent import begin
+from .._dependent_launch import wait_for_previous
 
 LONGEST_PARTS = 128
 """Most parts of one sequence; joining them reads them all."""
@@ -20,7 +20,7 @@ def join(  # type: ignore[no-untyped-def]  # Triton's types are its own
     the sums of exponentials they stand for.
     """
     if DEPENDENT:
-        begin()
+        wait_for_previous()
     at = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     width = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)

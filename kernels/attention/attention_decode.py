@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .._common import capability, cdiv, check, multiprocessors, on, operator, power_of_2, roomy
-from .._dependent import begin, dependent
+from .._dependent_launch import dependent, launched, wait_for_previous
 from .._online_softmax import weighted_if_seen
 from ._parts import LONGEST_PARTS, join
 from ._tile_functions import LOG2E, LOG2E_ON_DEVICE, capped
@@ -98,7 +98,7 @@ class Config:
     whole: bool
     stages: int
     cap: float
-    dependent: bool = False
+    dependent: bool
 
 
 @triton.jit(do_not_specialize=["heads", "parts"])
@@ -114,7 +114,7 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     keys lies within one page of as many or more. A head's sink, None for none, is counted in its first part.
     """
     if c.dependent:
-        begin()
+        wait_for_previous()
     ROWS: tl.constexpr = c.rows
     WIDTH: tl.constexpr = c.width
     program = tl.program_id(0)
@@ -257,18 +257,18 @@ def launch(
         Sq, groups, D, rows, tile.keys, width, 0 if block_table is None else page, parts == 1, tile.stages,
         cap, dependent(q.device),
     )  # fmt: skip
-    launched = {"launch_pdl": True} if c.dependent else {}
+    how = launched(c.dependent)
     with on(q):
         _part[(B * parts * heads,)](
             q, k_cache, v_cache, lengths if block_table is None else block_table, lengths, out, sums, levels,
             q.stride()[:3], k_cache.stride()[:3], v_cache.stride()[:3],
             0 if block_table is None else block_table.stride(0), heads, parts, LOG2E / math.sqrt(D), sinks,
             c,
-            num_warps=tile.warps, **launched,
+            num_warps=tile.warps, **how,
         )  # fmt: skip
         if parts > 1:
             join[(B * Sq * H,)](
-                out, sums, levels, parts, D, power_of_2(parts), width, c.dependent, num_warps=4, **launched
+                out, sums, levels, parts, D, power_of_2(parts), width, c.dependent, num_warps=4, **how
             )
     return out
 

@@ -39,9 +39,11 @@ from .._common import (
     on,
     sigmoid,
 )
-from .._dependent import LINE, ask, begin, dependent
+from .._dependent_launch import LINE, dependent, launched, prefetch, wait_for_previous
 from .._launch import Launch
 
+E4M3 = torch.float8_e4m3fn
+LINE_ON_DEVICE = tl.constexpr(LINE)
 MOST = 16
 """Rows of x at the most."""
 OF_ONE = 8
@@ -57,18 +59,15 @@ ONCE = 16
 """Programs of one warp at the most that a multiprocessor has at once; where there are more, they take turns."""
 
 
-LINE_ON_DEVICE = tl.constexpr(LINE)
-
-
 @dataclass(frozen=True)
 class Tile:
     """Rows of the weight and of x in a program's tile, the K of a step, the slices that it is multiplied in, and
     the steps under way at a time. `gated`: of the rows N further down, too. `even`: K is a multiple of the step.
     `normed`: products are over the root of the mean of so many sums of squares; 0: they are what they are.
     `added`: rows are added, and what a norm needs is left, sums of so many squares each among it; 0: nothing is.
-    `e4m3`: the weight is, with scales.
-    `ahead`: lines of each row of the weight that are asked for before the kernel begins (`_dependent.py`); 0: it
-    is launched as usual.
+    `e4m3`: the weight is in that format, with a scale for each of its rows.
+    `ahead`: lines of each row of the weight that are prefetched while the kernel before ends
+    (`_dependent_launch.py`); 0: it is launched as usual.
     """
 
     columns: int
@@ -83,11 +82,6 @@ class Tile:
     added: int = 0
     e4m3: bool = False
     ahead: int = 0
-
-    @property
-    def launched(self) -> dict[str, bool]:
-        """How its kernel is launched, beside what Triton assumes."""
-        return {"launch_pdl": True} if self.ahead else {}
 
 
 @triton.jit
@@ -113,12 +107,12 @@ def of_weight(x, weight, held, other, M, K, x_lead, weight_lead, c: tl.constexpr
     SLICES: tl.constexpr = c.slices
     DEPTH: tl.constexpr = STEP // SLICES
     if c.ahead:
-        APART: tl.constexpr = 8 * LINE_ON_DEVICE // weight.dtype.element_ty.primitive_bitwidth
-        lines = weight + held[:, None] * weight_lead + (tl.arange(0, c.ahead) * APART)[None, :]
-        ask(lines)
+        OF_LINE: tl.constexpr = 8 * LINE_ON_DEVICE // weight.dtype.element_ty.primitive_bitwidth
+        lines = weight + held[:, None] * weight_lead + (tl.arange(0, c.ahead) * OF_LINE)[None, :]
+        prefetch(lines)
         if c.gated:
-            ask(lines + other)
-        begin()
+            prefetch(lines + other)
+        wait_for_previous()
     row = tl.arange(0, ROWS)
     if ROWS == 1:
         y_depth = tl.arange(0, STEP)[None, :]
@@ -214,9 +208,6 @@ def _kernel(x, weight, out, bias, beside, M, N, K, x_lead, weight_lead, eps, c: 
         squared = tl.sum(tl.reshape(tl.where(there, acc * acc, 0.0), [COLUMNS // PART, PART, ROWS]), 1)
         tl.store(own + row[None, :] * parts + part[:, None], squared, (row < M)[None, :] & (part < parts)[:, None])
     tl.store(out + at, acc.to(out.dtype.element_ty), there)
-
-
-E4M3 = torch.float8_e4m3fn
 
 
 def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -371,4 +362,4 @@ def planned(
     ahead = lines_ahead(weight)
     chosen = replace(interpreted(chosen, K), normed=normed, added=_part(M) if added else 0, ahead=ahead)
     grid, numbers = (cdiv(N, chosen.columns),), (M, N, K, x.stride(0), weight.stride(0), eps)
-    return Launch(_kernel, grid, *numbers, c=chosen, num_warps=warps, **chosen.launched)
+    return Launch(_kernel, grid, *numbers, c=chosen, num_warps=warps, **launched(ahead > 0))

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from .._common import cdiv, check, lined, multiprocessors, operator
+from .._dependent_launch import launched
 from .._launch import Launch, prepared, room
 from . import _few_rows as few_rows
 from ._few_rows import check_rows, check_squares, of_weight, reciprocal_root
@@ -180,7 +181,7 @@ def _prepare(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: A
         HALF=half,
         c=chosen,
         num_warps=warps,
-        **chosen.launched,
+        **launched(ahead > 0),
     )
 
     def run(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:

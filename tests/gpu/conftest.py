@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,27 +27,3 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One test at a time on the GPU, whatever pytest runs beside: a shared device times nothing rightly."""
     with FileLock(tmp_path_factory.getbasetemp().parent / "gpu.lock"):
         yield
-
-
-@pytest.fixture(scope="session")
-def apart() -> Callable[..., str]:
-    """Runs Python in a process of its own and gives the last line of what it prints: pytest's process may have
-    chosen Triton's interpreter. Modules are those of the house.
-    """
-    house = HERE.parents[1]
-    environment = {x: y for x, y in os.environ.items() if x not in ("TRITON_INTERPRET", "PYTHONSAFEPATH")}
-
-    def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=house,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=1800,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout.splitlines()[-1]
-
-    return run

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from kernelmark.kernels import _dependent, _launch
+from kernelmark.kernels import _dependent_launch, _launch
 from kernelmark.kernels.matmul.matmul import matmul, rows_added, rows_normed, rows_turned
 from kernelmark.kernels.norm.add_rms_norm import add_rms_norm
 from kernelmark.kernels.position.rope_cache_write import rope_cache_write
@@ -145,7 +145,7 @@ def launched(monkeypatch):
     """Has kernels launched while the ones before end, or as usual."""
 
     def launched(dependent):
-        monkeypatch.setattr(_dependent, "DEPENDENT", dependent)
+        monkeypatch.setattr(_dependent_launch, "DEPENDENT", dependent)
         _launch.forget()
 
     yield launched

@@ -98,6 +98,7 @@ class FewRows:
     ) -> None:
         self._products, self._kernels, self._turns, self._quantized = products, kernels, turns, quantized
         self._behind = {id(getattr(x, name)) for x in layers for name in BEHIND}
+        self._matrices: dict[tuple[int, ...], Matrix | None] = {}
 
     def parts(self, others: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
         """Those in the place of the others of a step, of which `head` is for logits."""
@@ -165,16 +166,22 @@ class FewRows:
         return Normed(y, squares, eps), h.view_as(residual)
 
     def _matrix(self, weight: Any) -> Matrix:
-        return self._joined((weight,)) or Matrix(weight.t())
+        found = self._joined((weight,))
+        assert found is not None
+        return found
 
     def _joined(self, weights: Sequence[Any]) -> Matrix | None:
         """The one matrix that these are in memory, or None."""
+        key = tuple(map(id, weights))  # of the module's parameters, which stay
+        if key not in self._matrices:
+            self._matrices[key] = self._found(weights)
+        return self._matrices[key]
+
+    def _found(self, weights: Sequence[Any]) -> Matrix | None:
         if self._quantized is not None and (held := self._quantized.held(weights)) is not None:
             values, scale = held
             return Matrix(values.t(), scale.flatten())
-        if len(weights) == 1:
-            return None
-        whole = self._products.joined(weights)
+        whole = weights[0] if len(weights) == 1 else self._products.joined(weights)
         return None if whole is None else Matrix(whole.t())
 
     def _of_norm(self, x: Normed, matrix: Matrix, gated: bool = False) -> Any:

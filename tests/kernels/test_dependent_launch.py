@@ -1,18 +1,14 @@
 """Kernels that begin while the ones before end, compiled for Hopper: what they do before they may read."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 CODE = """
 import json
-from kernelmark.kernels import _dependent
+from kernelmark.kernels import _dependent_launch
 from tests.kernels import compiled
-_dependent.DEPENDENT = True
-_dependent.capability = lambda device: (9, 0)
+_dependent_launch.DEPENDENT = True
+_dependent_launch.capability = lambda device: (9, 0)
 said = []
 def keep(kernel):
     said.append((kernel.metadata.name, kernel.metadata.launch_pdl, kernel.asm["ptx"]))
@@ -27,20 +23,8 @@ print(json.dumps([[x["error"] for x in rows], said]))
 """
 
 
-def test_nothing_is_read_before_the_kernels_before_are_done():
-    house = Path(__file__).parents[2]
-    environment = {x: y for x, y in os.environ.items() if x not in ("TRITON_INTERPRET", "PYTHONSAFEPATH")}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        cwd=house,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    errors, kernels = json.loads(done.stdout.splitlines()[-1])
+def test_nothing_is_read_before_the_kernels_before_are_done(apart):
+    errors, kernels = json.loads(apart("-c", CODE))
     assert set(errors) == {None}
     assert len(kernels) >= 9
     for name, launched, ptx in kernels:

@@ -3,11 +3,11 @@
 A step of decoding is kernels of some microseconds, each of which reads what the one before it wrote. Between two
 of them memory has nothing to do for as long as the last programs of one finish and the first of the next start,
 ask and wait. Launched so, a kernel's programs start as soon as all of those before run, and may ask for what they
-will read, but must not read before `begin`. What they ask for comes to L2, where others' writes would reach it
-too, so that a weight which was just written is read as it is.
+will read, but must not read before `wait_for_previous`. What they ask for comes to L2, where others' writes would
+reach it too, so that a weight which was just written is read as it is.
 
-All of a kernel before it is done where `begin` returns, and so is all before that one, if it called `begin` as
-well or was launched as usual. Where nothing is launched so it waits for nothing.
+All of a kernel before it is done where `wait_for_previous` returns, and so is all before that one, if it called
+`wait_for_previous` as well or was launched as usual. Where nothing is launched so it waits for nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +26,19 @@ LINE = 128
 
 
 def dependent(device: torch.device) -> bool:
-    """Whether kernels on a device are launched so: NVIDIA's GPUs from Hopper on. A kernel that is takes
-    `launch_pdl=True` where it is launched, and calls `begin`.
+    """Whether kernels on a device are launched so: NVIDIA's GPUs from Hopper on. One that is calls
+    `wait_for_previous`.
     """
     return DEPENDENT and capability(device) >= (9, 0)
 
 
+def launched(dependent: bool) -> dict[str, bool]:
+    """What Triton's launch of a kernel takes for that."""
+    return {"launch_pdl": True} if dependent else {}
+
+
 @triton.jit
-def ask(pointers):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def prefetch(pointers):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Has the lines at these addresses come to L2, and goes on."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
@@ -41,7 +46,7 @@ def ask(pointers):  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def begin():  # type: ignore[no-untyped-def]  # as above
+def wait_for_previous():  # type: ignore[no-untyped-def]  # as above
     """Waits for the kernels before this one, then lets the one behind it start."""
     gdc_wait()
     gdc_launch_dependents()
