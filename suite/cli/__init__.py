@@ -21,6 +21,7 @@ from .. import __version__
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("list", "What exists: operators, cases, implementations, and what is available here."),
     "run": ("run", "Measure a plan and record it."),
+    "compile": ("compile", "Compile a plan's rows ahead, many at a time, for a run after it."),
     "bench": ("bench", "Measure a plan in a pinned image and record it."),
     "fleet": ("fleet", "One run over many machines, by Ray, Slurm or Kubernetes."),
     "worth": ("worth", "What each kernel is worth in a model's step: alone, expected, measured."),

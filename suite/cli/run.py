@@ -122,7 +122,7 @@ def command_run(
     with progress() as listener, servers:
         if resume is not None:
             run = supervisor.resume(resume, home, catalog, listener, servers, any_board=any_board)
-            run.gpus = _gpus(gpus, run.device)
+            run.gpus = gpus_named(gpus, run.device)
         else:
             chosen = device_named(device, elsewhere=dry_run)
             here = chosen in devices_here()
@@ -146,7 +146,7 @@ def command_run(
                 request=Request(shard=part, note=note, partner=NOBODY if side else None, control=control),
                 catalog=catalog,
                 device=chosen,
-                gpus=_gpus(gpus, chosen),
+                gpus=gpus_named(gpus, chosen),
                 worlds=worlds,
                 home=home,
                 seed=secrets.randbits(32) if seed is None else seed,
@@ -340,7 +340,7 @@ def _named(cells: Sequence[Cell]) -> str:
     return f"{counted(len(cells), 'row')}: {'; '.join(told)}{all_}"
 
 
-def _gpus(text: str | None, device: str) -> tuple[int, ...]:
+def gpus_named(text: str | None, device: str) -> tuple[int, ...]:
     """The numbers of `--gpus`; none where it is not given."""
     if text is None:
         return ()

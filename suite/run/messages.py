@@ -47,6 +47,8 @@ class Task(msgspec.Struct, frozen=True):
     """The largest world among the plan's cases, of which the conditions tell."""
     deadline_s: float = 120.0
     """For a cell; the supervisor's, whose own clock ends what does not end by itself."""
+    compiles: bool = False
+    """Whether each cell is built and called once, and nothing is checked or timed (`compiling`)."""
     token: str = ""
     """Stands before every message on the pipe; what an implementation prints there has none."""
 

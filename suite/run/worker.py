@@ -271,7 +271,10 @@ def _case(
         return
     for cell in cells:
         implementation = next(x for x in catalog.of_operator(case.operator) if x.name == cell.implementation)
-        result = _cell(task, cell, implementation, bench, device, send, pristine)
+        if task.compiles:
+            result = _compiled(cell, implementation, bench, device, send)
+        else:
+            result = _cell(task, cell, implementation, bench, device, send, pristine)
         yield result
         if _ends_ranks(result, device):
             break
@@ -341,6 +344,31 @@ def _program(
         yield result
         if _ends_ranks(result, device):
             break
+
+
+def _compiled(
+    cell: TaskCell,
+    implementation: Implementation,
+    bench: Workbench,
+    device: Device,
+    send: Callable[[Message], None],
+) -> Result:
+    """A cell that is called once for what compilers leave on disk: nobody looks at its answer."""
+    stages = Stages(listen=lambda name: send(Stage(name, cell.index)))
+    try:
+        with stages.stage("build"):
+            call = bench.call(implementation.load()(cell.case))
+        with stages.stage("compile"):
+            call()
+            device.synchronize()
+    except Exception as error:  # as when it is measured
+        status, reason = _judged(error)
+        result = Result(cell.index, status, f"{stages.current}: {reason}", None, stages.spent_s)
+        del error
+    else:
+        return Result(cell.index, "ok", None, None, stages.spent_s)
+    _restore(bench, device, result, send)
+    return result
 
 
 def _cell(
@@ -433,6 +461,18 @@ def _forget_compiled() -> None:
         torch._dynamo.reset()
 
 
+def _without_choices() -> None:
+    """Has the compilers here leave on disk what they compile, and nothing that they choose by timing."""
+    import torch
+    import torch._functorch.config
+    import torch._inductor.config
+
+    torch._inductor.config.fx_graph_cache = False  # a graph has the choices that were made for it in it
+    torch._functorch.config.enable_autograd_cache = False  # the same
+    torch._inductor.config.autotune_local_cache = False
+    os.environ["TRITON_CACHE_AUTOTUNING"] = "0"
+
+
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a worker, or of what forks workers, that this process starts."""
     own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", STARTER: str(os.getpid())}
@@ -465,6 +505,8 @@ def main(pipe: int) -> None:
 
     # The backward pass is timed by repeating it on one graph, which compiled code only allows without this.
     torch._functorch.config.donated_buffer = False
+    if task.compiles:
+        _without_choices()
     device = opened(task.device)
     facts = torch_facts(task.device, task.world)
     work(task, send, device, facts)
