@@ -7,13 +7,15 @@ FlashAttention-3's schedule (Shah et al., arXiv 2407.08608). The step over a blo
 
 At 64 columns a block's exponentials take the exponential unit about as long as its products take the matrix
 units. Two groups leave both idle while they look for maxima, add up and round; a third has work for them then, as
-in FlashAttention-3's tiles of 192 rows, and the three take turns at the matrix units (ping-pong). At 128 columns
-registers hold only two, which are as fast without turns, and under a causal mask faster.
+in FlashAttention-3's tiles of 192 rows, and the three take turns at the matrix units (ping-pong). Where tiles of
+128 rows leave less of a short sequence's last tile empty, or divide the work better among the multiprocessors,
+two groups are faster (`division`). At 128 columns registers hold only two, which are as fast without turns, and
+under a causal mask faster.
 
 Queries and keys may have other columns than values, up to 192: latent attention's have 128 and 64 that are turned
 beside values of 128. 192 is no power of two, so their tiles lie in three pieces of 64 columns, as the tensor
-memory accelerator and the matrix units take them anyway, and S is the sum of three products. Shared memory has no
-room for results then: they are written through pointers.
+memory accelerator and the matrix units take them anyway, and S is the sum of three products. Shared memory has
+room for 64 columns of results then: they are written one half after the other.
 
 A tile is 128 or 192 query rows of one head. A row's place is counted in keys: the last query's is the last
 key's, also where there are more of these than queries, so that under a causal mask a row's place is the last
@@ -123,6 +125,11 @@ class Config:
         return self.part or self.width
 
     @property
+    def staged(self) -> int:
+        """Columns of results that lie in shared memory at a time: all, or half of them."""
+        return self.width if self.pieces == 1 else self.width // 2
+
+    @property
     def ahead(self) -> int:
         """Keys after itself that a query sees under a window."""
         return self.window - 1 if self.window and not self.causal else 0
@@ -133,6 +140,8 @@ DIVISIONS = {64: (3, True, 3, 160), 128: (2, False, 2, 240)}
 zeros. Registers are what a multiprocessor has for so many groups, the producer left 32."""
 MIXED = {(64, 128): (2, False, 3, 240), (128, 64): (3, True, 3, 160), (192, 128): (2, False, 2, 240)}
 """The same where queries and keys have other columns than values: the former's, then the latter's."""
+SMALLER = (2, False, 3, 240)
+"""The same for tiles of 128 rows in place of 192."""
 PIECE = 64
 """Columns of a piece where queries and keys have 192: what 128 bytes hold, over which tiles are swizzled."""
 
@@ -145,6 +154,20 @@ def columns(D: int) -> int:
 def divided(D: int) -> tuple[int, int]:
     """(pieces, columns of a piece) of a tile of queries or keys."""
     return (3, PIECE) if columns(D) == 192 else (1, columns(D))
+
+
+def division(D: int, Dv: int, rows: int, heads: int, processors: int) -> tuple[int, bool, int, int]:
+    """How tiles of heads of so many rows are divided: smaller ones where the longest of so many multiprocessors'
+    work is less so by a twentieth, counted in rows.
+    """
+    width = power_of_2(Dv)
+    found = DIVISIONS[width] if Dv == D else MIXED[columns(D), width]
+
+    def longest(groups: int) -> int:
+        tile = groups * ROWS
+        return -(-heads * -(-rows // tile) // processors) * tile
+
+    return SMALLER if found[0] == 3 and 20 * longest(2) < 19 * longest(3) else found
 
 
 def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -340,19 +363,27 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             gl.store(lse + (head * grid.queries + row) + rows, level, mask=stored)
             share = gl.where(empty, 0.0, shrunk / row_sum)
             acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
-            if staged is None:  # noqa: SIM114  # a constexpr by itself: Triton leaves the code out
+            if c.straddled and row < 0:
                 _write(out, plain, acc, head, row, grid, c)
-            elif c.straddled and row < 0:
-                _write(out, plain, acc, head, row, grid, c)
+            elif c.staged == c.width:
+                _copy(out, acc, staged.index(GROUP), head, row, grid, 0)
             else:
-                tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
-                o = staged.index(GROUP)
-                o.store(acc.to(out.dtype))
-                fence_async_shared()
-                copy_out(out, [head // grid.per_batch, head % grid.per_batch, row, 0], o)
+                left, right = gl.split(acc.reshape([ROWS, 2, c.staged]).permute((0, 2, 1)))
+                _copy(out, left, staged.index(GROUP), head, row, grid, 0)
+                _copy(out, right, staged.index(GROUP), head, row, grid, c.staged)
         t, tile_phase = pipes.tiles.pop(tile_phase)
-    if staged is not None:
-        tma.store_wait(pendings=0)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def _copy(out, results, staged, head, row, grid, COLUMN: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """A group's results of the columns from COLUMN on through shared memory: of rows from `row` on, as far as the
+    tensor goes.
+    """
+    tma.store_wait(pendings=0)  # of what was copied before, which the buffer still held
+    staged.store(results.to(out.dtype))
+    fence_async_shared()
+    copy_out(out, [head // grid.per_batch, head % grid.per_batch, row, COLUMN], staged)
 
 
 @gluon.jit
@@ -380,10 +411,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """
     grid = Grid(n, heads, per_batch, groups, section, queries, keys, end)
     q_ring = ring(q, c.rows, c.columns, c.groups, 1, c.pieces)
-    if c.pieces == 1:
-        staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
-    else:
-        staged: gl.constexpr = None
+    staged = tile_buffers(q.dtype, c.groups, c.rows, c.staged)
     k_ring = ring(k, c.keys, c.columns, c.stages, c.groups, c.pieces)
     v_ring = ring(v, c.keys, c.width, c.stages, c.groups)
     pipes = Pipes(q_ring, k_ring, v_ring, barriers(c.groups, 1 if c.pingpong else 0), tile_queue(c.groups))
@@ -432,9 +460,8 @@ def planned(
 ) -> "Plan":
     """What holds for all tensors of these shapes, strides, dtypes and device."""
     strides = q.stride(), k.stride(), v.stride(), out.stride()
-    return _plan(
-        q.shape, k.shape, v.shape[-1], *strides, q.dtype, q.device, causal, window, section, of_sinks, cap
-    )
+    given = q.dtype, q.device, multiprocessors(q), causal, window, section, of_sinks, cap
+    return _plan(q.shape, k.shape, v.shape[-1], *strides, *given)
 
 
 def run(
@@ -481,6 +508,7 @@ def _plan(
     out_strides: Strides,
     dtype: torch.dtype,
     device: torch.device,
+    processors: int,
     causal: bool,
     window: int,
     section: int,
@@ -491,18 +519,17 @@ def _plan(
     heads, keys = of_k[1:3]
     width = power_of_2(Dv)
     count, part = divided(D)
-    division = DIVISIONS[width] if Dv == D else MIXED[columns(D), width]
     ahead = keys - S
+    # Under a causal mask a group's 64 rows begin at a multiple of 64, so that the diagonal cuts one block of keys.
+    end = -(-keys // ROWS) * ROWS
+    rows = end - ahead if causal else S
     tail, straddled = not causal and keys % KEYS != 0, causal and ahead % ROWS != 0
     scale, inner = scales(D, cap)
-    c = Config(width, causal, window, tail, straddled, Dv, *division, inner, count, part)
+    divided_so = division(D, Dv, rows, B * H, processors)
+    c = Config(width, causal, window, tail, straddled, Dv, *divided_so, inner, count, part)
     tile = c.rows * c.groups
-    if causal:
-        # A group's 64 rows begin at a multiple of 64, so that the diagonal cuts one block of keys only.
-        end = -(-keys // ROWS) * ROWS
-        n = -(-(end - ahead) // tile)
-    else:
-        n = -(-S // tile)
+    n = -(-rows // tile)
+    if not causal:
         end = ahead + n * tile
     return Plan(
         kernel_key(_kernel, device, dtype, of_sinks, c),
@@ -512,5 +539,5 @@ def _plan(
         mapping(of_q, q_strides, c.rows, dtype, part),
         mapping(of_k, k_strides, c.keys, dtype, part),
         mapping(torch.Size((*of_k[:3], Dv)), v_strides, c.keys, dtype),
-        mapping(torch.Size((*of_q[:3], Dv)), out_strides, c.rows, dtype),
+        mapping(torch.Size((*of_q[:3], Dv)), out_strides, c.rows, dtype, c.staged),
     )

@@ -27,9 +27,9 @@ from ._tiling import bounded, describable, heads_in_l2, like, output_like, row_c
 if TYPE_CHECKING:
     from ._attention_hopper_forward_paired import Schedule
 
-SHORT = (512, 256)
-"""Sequences shorter than this, at D up to 64 and above, take the portable forward kernel: setting up barriers and
-tensor maps for Hopper's takes an H200 as long again as a head of 64 tokens.
+SHORT = 64
+"""Sequences up to this take the portable forward kernel, one of whose tiles they are: half a tile of Hopper's, which
+an H200 takes as long again for setting up barriers and tensor maps.
 """
 
 HOPPER = ("forward", "backward")
@@ -124,7 +124,7 @@ def launch_forward(
     out = output_like(q, v) if out is None else out
     if out.numel() == 0:
         return out, lse
-    if hopper is not None and path is None and max(S, Sk) < SHORT[D > 64]:
+    if hopper is not None and path is None and max(S, Sk) <= SHORT:
         hopper = None
     if hopper is not None and not hopper.common.mappable(out):  # it was given
         hopper = None
@@ -172,7 +172,7 @@ def prepare_forward(
     one, all but memory and addresses is decided here. An `out` that it is called with lies as one that it makes.
     """
     B, H, S, D = q.shape
-    device, short = q.device, max(S, k.shape[2]) < SHORT[D > 64]
+    device, short = q.device, max(S, k.shape[2]) <= SHORT
     hopper = hopper_modules(device) if "forward" in HOPPER else None
     portable = hopper is None or short or _portable("forward", sinks, cap)
     if q.numel() == 0 or v.numel() == 0:

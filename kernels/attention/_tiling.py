@@ -73,7 +73,7 @@ def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, window
     if kernel == "forward":
         if q.shape[2] <= 512:
             # Few blocks: smaller ones use more of the device.
-            return Tiles(64, 64, 4, 2)
+            return Tiles(64, 32, 4, 3) if 64 < D <= 128 else Tiles(64, 64, 4, 2)
         if D > 64:
             # Four warps have no registers for the loops that a window adds.
             return Tiles(128, 64, 8 if D > 128 or window else 4, 2)

@@ -1,0 +1,143 @@
+"""Rows compiled ahead: how they are dealt to processes, how they end, and what is left on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from kernelmark.suite import plan as plans
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.run.compiling import FEW, Compiling, Ended, ahead, dealt
+
+
+@pytest.fixture
+def make(root, plan_file, tmp_path):
+    """Processes for a plan of `double`, and its cells."""
+
+    def compiling(N=(16,), implementations=("plain",), processes=2, deadline_s=60.0):
+        catalog = Catalog.of(root)
+        plan = plans.load(str(plan_file(list(N), 1, deadline_s)), catalog, "cpu")
+        cells = ahead(plan.cells(catalog, "cpu", implementations), catalog, "cpu")
+        made = Compiling(
+            plan, "cpu", processes, 1, tmp_path / "log", tmp_path / "scratch", roots=(str(root),)
+        )
+        return made, cells
+
+    return compiling
+
+
+def test_each_row_ends_and_costs_no_other(make, processes, root):
+    made, cells = make(
+        (16, 32), ("plain", "wrong", "killed", "hangs", "fails", "unable", "absent"), deadline_s=1.5
+    )
+    ended: list[Ended] = []
+    assert made.run(cells, ended.append) > 0
+    found = {}
+    for x in ended:
+        found.setdefault(x.cell.implementation.name, []).append((x.status, x.reason))
+    assert found == {
+        "plain": [("ok", None)] * 2,
+        "wrong": [("ok", None)] * 2,  # nobody looks at its answer here
+        "killed": [("crashed", "its process was ended by SIGKILL")] * 2,
+        "hangs": [("timeout", "not finished within 6 s")] * 2,
+        "fails": [("error", "compile: ValueError: no such luck")] * 2,
+        "unable": [("unsupported", "build: only on Sundays")] * 2,
+    }
+    helpers = [int(x) for x in (root / "baselines" / "helpers").read_text().split()]
+    processes.wait_for(lambda: not any(map(processes.alive, helpers)), "the workers' helpers to end")
+
+
+def test_a_worker_that_cannot_start_is_told_of_each_row(make, tmp_path):
+    made, cells = make((16, 32))
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 7\n")
+    broken.chmod(0o755)
+    ended: list[Ended] = []
+    dataclasses.replace(made, python=lambda name: broken).run(cells, ended.append)
+    assert [(x.status, x.reason) for x in ended] == [("error", "its process ended with exit code 7")] * 2
+
+
+def test_who_is_still_at_work_is_not_waited_for(make, processes):
+    """As on Ctrl-C: what listens raises, and the processes end."""
+    made, cells = make((16,), ("plain", "hangs"))
+    before = set(processes.children(os.getpid()))
+
+    def interrupted(ended: Ended) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        made.run(cells, interrupted)
+    assert set(processes.children(os.getpid())) <= before
+
+
+def test_cases_stay_whole_and_processes_are_worth_their_start(make):
+    _, cells = make(range(16, 16 + 3 * FEW), ("plain", "slow"))
+    lots = dealt(cells, 4)
+    assert [len(x) for x in lots] == [12] * 4
+    assert sorted(id(x) for lot in lots for x in lot) == sorted(map(id, cells))
+    names = [{x.case.name for x in lot} for lot in lots]
+    assert not any(a & b for i, a in enumerate(names) for b in names[:i])
+    assert len(dealt(cells[:4], 4)) == 1
+    assert dealt((), 4) == []
+
+
+def test_what_must_be_apart_has_processes_of_its_own(make):
+    _, cells = make((16, 32), ("plain", "slow"))
+    apart = dataclasses.replace(cells[0].implementation, apart=True)
+    elsewhere = dataclasses.replace(cells[0].implementation, environment="vllm")
+    changed = [dataclasses.replace(cells[i], implementation=x) for i, x in ((0, apart), (1, elsewhere))]
+    lots = dealt([*changed, *cells[2:]], 4)
+    kinds = [{(x.implementation.environment, x.implementation.apart) for x in lot} for lot in lots]
+    assert sorted(map(sorted, kinds)) == [[("core", False)], [("core", True)], [("vllm", False)]]
+
+
+def test_states_of_the_cache_are_one_and_programs_are_left_out():
+    catalog = Catalog.default()
+    plan = plans.load("quick", catalog, "cpu").but(None, "both", None)
+    cells = plan.cells(catalog, "cpu", ("kernelmark", "torch"))
+    found = ahead(cells, catalog, "cpu")
+    assert {x.identity for x in found} < {x.identity for x in cells}
+    assert len(found) == len({(x.case.full_name, x.implementation.name) for x in found})
+    train = plans.load("train_tiny", catalog, "cpu")
+    assert ahead(train.cells(catalog, "cpu", ()), catalog, "cpu") == ()
+
+
+CHOOSES = '''
+import json
+import os
+from pathlib import Path
+
+REQUIRES = ("torch",)
+
+
+def chooses(case):
+    """Tells what its process may keep of what it chooses."""
+    import torch._functorch.config
+    import torch._inductor.config
+
+    kept = torch._inductor.config.fx_graph_cache, torch._inductor.config.autotune_local_cache
+    kept += (torch._functorch.config.enable_autograd_cache,)
+    folders = {x: os.environ.get(x) for x in ("HELION_CACHE_DIR", "QUACK_CACHE_DIR", "TILELANG_CACHE_DIR")}
+    told = {"kept": kept, "folders": folders, "triton": os.environ["TRITON_CACHE_AUTOTUNING"]}
+    Path(__file__).with_name("told").write_text(json.dumps(told))
+    return lambda x: x * 2
+
+
+IMPLEMENTATIONS = {"double": {"chooses": chooses}}
+'''
+
+
+def test_what_compilers_choose_is_not_kept(make, root, tmp_path):
+    (root / "baselines" / "chooses.py").write_text(CHOOSES)
+    made, cells = make((16,), ("chooses",))
+    ended: list[Ended] = []
+    made.run(cells, ended.append)
+    assert [x.status for x in ended] == ["ok"]
+    told = json.loads((root / "baselines" / "told").read_text())
+    assert told["kept"] == [False, False, False]
+    assert told["triton"] == "0"
+    assert {Path(x).parent for x in told["folders"].values()} == {tmp_path / "scratch"}
