@@ -221,6 +221,15 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):  # type: ignore[no-un
     return new
 
 
+@gluon.jit
+def take(counter, total):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The next tile, after those that programs begin with. The last one to take leaves the counter at 0."""
+    taken = gl.atomic_add(counter, 1, sem="relaxed")
+    if taken == total - 1:  # as many are taken as there are tiles
+        gl.atomic_add(counter, -total, sem="relaxed")
+    return gl.num_programs(0) + taken
+
+
 @aggregate
 class TileQueue:
     """Where the producer, which takes tiles off the global counter, hands each on to the consumers."""
@@ -301,19 +310,22 @@ class Cursors:
 
 @aggregate
 class Pair:
-    """Two tensors' tiles that stay for a whole program, in halves of 64 rows (2, 64, D), with a barrier a half.
-    The first's may be in pieces of columns.
+    """Two tensors' tiles that stay for a block of a program's work, in halves of 64 rows (2, 64, D), with a
+    barrier a half. The first's may be in pieces of columns. Where there is room for the next block too, whose
+    halves are 2 and 3, each block has a barrier that its halves are empty.
     """
 
     first: gl.shared_memory_descriptor
     second: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, first, second, full):  # type: ignore[no-untyped-def]  # as above
+    def __init__(self, first, second, full, empty):  # type: ignore[no-untyped-def]  # as above
         self.first = first
         self.second = second
         self.full = full
+        self.empty = empty
 
     @gluon.jit
     def fetch(self, half, one, two, place, PIECES: gl.constexpr = 1):  # type: ignore[no-untyped-def]  # as above
@@ -323,21 +335,22 @@ class Pair:
         copy_in(two, place, self.full.index(half), self.second.index(half))
 
     @gluon.jit
-    def wait(self, half):  # type: ignore[no-untyped-def]  # as above
+    def wait(self, half, phase=0):  # type: ignore[no-untyped-def]  # as above
         """A consumer's: until a half of both is there."""
-        mbarrier.wait(self.full.index(half), 0)
+        mbarrier.wait(self.full.index(half), phase)
 
 
 @gluon.jit
 def pair(  # type: ignore[no-untyped-def]  # as above
-    one, two, rows: gl.constexpr, columns: gl.constexpr, PIECES: gl.constexpr = 1, PART: gl.constexpr = 0
-):
-    """Room for two halves of each of two tensors; PART columns of a piece of the first, 0 for as many as the
-    second's.
+    one, two, rows: gl.constexpr, columns: gl.constexpr, PIECES: gl.constexpr = 1, PART: gl.constexpr = 0,
+    BLOCKS: gl.constexpr = 1,
+):  # fmt: skip
+    """Room for two halves of each of two tensors, of one block or of two; PART columns of a piece of the first, 0
+    for as many as the second's.
     """
-    first = tile_buffers(one.dtype, 2 * PIECES, rows, PART if PART else columns)
-    second = tile_buffers(two.dtype, 2, rows, columns)
-    return Pair(first, second, barriers(2, 1))
+    first = tile_buffers(one.dtype, 2 * BLOCKS * PIECES, rows, PART if PART else columns)
+    second = tile_buffers(two.dtype, 2 * BLOCKS, rows, columns)
+    return Pair(first, second, barriers(2 * BLOCKS, 1), barriers(BLOCKS, 2 if BLOCKS > 1 else 0))
 
 
 @aggregate
@@ -404,12 +417,10 @@ class Exchange:
     other_ready: gl.shared_memory_descriptor
     free: gl.shared_memory_descriptor
     other_free: gl.shared_memory_descriptor
-    done: gl.shared_memory_descriptor
-    other_done: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
     def __init__(  # type: ignore[no-untyped-def]  # as above
-        self, ds, staged, ready, other_ready, free, other_free, done, other_done
+        self, ds, staged, ready, other_ready, free, other_free
     ):
         self.ds = ds
         self.staged = staged
@@ -417,14 +428,12 @@ class Exchange:
         self.other_ready = other_ready
         self.free = free
         self.other_free = other_free
-        self.done = done
-        self.other_done = other_done
 
 
 @aggregate
 class BackwardPipes:
-    """What a consumer of a backward pass in one kernel reads and exchanges: its block of K and V; Q and dO with
-    their statistics; dS.
+    """What a consumer of a backward pass in one kernel reads and exchanges: its block of K and V, and maybe the
+    next; Q and dO with their statistics; dS.
     """
 
     resident: Pair

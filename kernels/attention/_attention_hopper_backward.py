@@ -1,12 +1,17 @@
 """The backward pass of attention for Hopper in one kernel of five products; a small one converts dQ.
 
-A program owns 128 keys of one key head and walks over the queries that see them, as `_keys` of
+A block of work is 128 keys of one key head: a program walks over the queries that see them, as `_keys` of
 `_attention_hopper_backward_deterministic.py` does; beside dK and dV it makes its part of dQ. As in
 FlashAttention-3's backward (Shah et al., arXiv 2407.08608) the two consumers exchange dS through shared memory,
 each multiplies all 128 keys for half of a tile's dQ, and the copy engine adds that to an fp32 accumulator in
 memory. dQ is multiplied a step late, from the dS of the step before, for which no consumer waits then.
 
 The order of those additions is not fixed: dQ is not the same to the bit in every run. dK and dV are.
+
+At 64 columns shared memory has room for two blocks of K and V. Programs are persistent there, one a
+multiprocessor: each takes the next block as it comes to it, as the forward pass takes tiles, and loads that and
+its first queries while the last steps of the block before are computed. Starting a program and waiting for its
+first tiles takes an H200 as long as three steps; a sequence of 512 tokens has four.
 
 The accumulator is not laid out as dQ is. A thread of a warp group holds, of every 8 columns, pairs of two rows
 that are 8 apart; these four numbers lie together, the threads' one after the other: a warp stores 512 bytes in a
@@ -23,12 +28,14 @@ So context parallel attention has the gradients of a rank's queries and of the k
 | barrier | one for | arrives | arrivals | waits, and the phase it starts at |
 |---|---|---|---|---|
 | `resident.full` | each half of K and V | the producer's copy | 1, bytes | both consumers, 0 |
+| `resident.empty` | each of two blocks of K and V | each consumer, dK and dV copied out | 2 | producer, 1 |
 | `stream.full` | each buffer of Q, dO, lse, delta | the producer's copy | 1, bytes | both consumers, 0 |
 | `q_full` | each buffer of Q, where it is apart | the producer's copy | 1, bytes | both consumers, 0 |
 | `stream.empty` | the same | each consumer, after dK += dSᵀ·Q | 2 | producer, 1 |
 | `ready` | each buffer of dS, each consumer | that consumer, its dS stored | 1 | the other, 0 |
 | `free` | the same | that consumer, after dQ = dS·K of both halves | 1 | the other, 1 |
-| `done` | each consumer | that consumer, its last product done | 1 | the other, 0 |
+| `tiles.ready` | the next block, of two blocks of K and V | producer | 1 | both consumers, 0 |
+| `tiles.free` | the same | each consumer, the block read | 2 | producer, 1 |
 
 Taken for what `_hopper.fits` approves of.
 """
@@ -47,7 +54,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from .._common import on, power_of_2
+from .._common import multiprocessors, on, power_of_2
+from .._grid_barrier import counter
 from .._hopper import (
     ROWS,
     flat_mapping,
@@ -72,6 +80,8 @@ from .._pipeline import (
     cursor,
     pair,
     pair_ring,
+    take,
+    tile_queue,
 )
 from ._attention_hopper_backward_deterministic import REGISTERS, heads_per_l2_group
 from ._gradients import add_last, add_step, exchanges, first_scores, offer_zeros, place_of_ds, probabilities
@@ -81,6 +91,9 @@ LINE = 256
 """Numbers in a row of the accumulator as the copy engine sees it: the longest box."""
 BUFFERS = 2
 """Buffers of dS: of this step, and of the one before, which dQ is multiplied from."""
+BLOCKS = {64: 2, 128: 1}
+"""Blocks of K and V in shared memory by width, as many as fit: where scores are not multiplied a step ahead, nor
+capped, for which no registers are left."""
 AVAILABLE = ADDS
 """Whether this Triton can have the copy engine add."""
 
@@ -101,8 +114,9 @@ class Schedule:
 class Config:
     """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block is
     not whole, the schedule, the layout of dS in shared memory; whether there are not as many keys as queries; what
-    products of queries and keys are multiplied with before tanh, 0 without a cap; rows of a consumer, buffers of
-    dS, a line of the accumulator, a consumer's registers.
+    products of queries and keys are multiplied with before tanh, 0 without a cap; blocks of K and V in shared
+    memory, of which two make programs persistent; rows of a consumer, buffers of dS, a line of the accumulator, a
+    consumer's registers.
     """
 
     width: int
@@ -113,6 +127,7 @@ class Config:
     exchanged: gl.NVMMASharedLayout
     uneven: bool = False
     inner: float = 0.0
+    blocks: int = 1
     rows: int = ROWS
     buffers: int = BUFFERS
     line: int = LINE
@@ -196,16 +211,20 @@ def _cut(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, lse, delta, resident, stream, statistics, blocks, c: gl.constexpr
+def _load(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, g, k, v, lse, delta, resident, stream, statistics, blocks, nth, at, own, c: gl.constexpr
 ):
-    """Loads a block of K and V in halves, then the queries that see it, their dO and their statistics."""
-    head, block = sectioned(gl.program_id(0), blocks.n, blocks.heads, blocks.section)
+    """Loads the nth block of K and V in halves, then the queries that see it, their dO and their statistics. The
+    next place in their ring.
+    """
+    head, block = sectioned(nth, blocks.n, blocks.heads, blocks.section)
     batch = head // blocks.per_batch
     key_head = head % blocks.per_batch
+    if c.blocks > 1:
+        mbarrier.wait(resident.empty.index(own.stage), own.phase)
     for half in gl.static_range(2):
-        resident.fetch(half, k, v, [batch, key_head, block * 2 * c.rows + half * c.rows, 0])
-    at = cursor(1, c.stages)
+        place = [batch, key_head, block * 2 * c.rows + half * c.rows, 0]
+        resident.fetch(2 * own.stage + half, k, v, place)
     tiles = (blocks.length + c.queries - 1) // c.queries
     first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window, c.uneven)
     for member in range(0, blocks.groups):
@@ -234,14 +253,36 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             copy_in(g, [batch, query_head, j * c.queries, 0], full, stream.second.index(at.stage))
             copy_in(delta, [row], full, statistics.delta.index(at.stage))
             at = at.advanced()
+    return at
 
 
 @gluon.jit
-def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dk_out, dv_out, sums, pipes, blocks, scale, root, c: gl.constexpr,
-    HALF: gl.constexpr,
-):  # fmt: skip
-    """dK and dV of one half of a block of keys, and half of its part of dQ. Scores are transposed here."""
+def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, g, k, v, lse, delta, counter, resident, stream, statistics, queue, blocks, c: gl.constexpr
+):
+    """Loads what a program's block needs, or that of each of its blocks, and takes the next."""
+    at = cursor(1, c.stages)
+    own = cursor(1, c.blocks)
+    nth = gl.program_id(0)
+    if c.blocks == 1:
+        _load(q, g, k, v, lse, delta, resident, stream, statistics, blocks, nth, at, own, c)
+    else:
+        total = blocks.n * blocks.heads
+        phase = 1
+        while nth < total:
+            at = _load(q, g, k, v, lse, delta, resident, stream, statistics, blocks, nth, at, own, c)
+            own = own.advanced()
+            nth = take(counter, total)
+            phase = queue.push(nth, phase)
+
+
+@gluon.jit
+def _block(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dk_out, dv_out, sums, pipes, blocks, scale, root, nth, at, step, own, c: gl.constexpr, HALF: gl.constexpr
+):
+    """dK and dV of one half of the nth block of keys, and half of its part of dQ. The next place in the ring of
+    queries, and the next step. Scores are transposed here.
+    """
     dtype: gl.constexpr = dk_out.dtype
     LINES: gl.constexpr = 64 * c.part // c.line
     ROWS: gl.constexpr = c.rows
@@ -250,18 +291,17 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     WIDTH: gl.constexpr = c.width
     score: gl.constexpr = product_layout(QUERIES)
     total: gl.constexpr = product_layout(WIDTH)
-    head, block = sectioned(gl.program_id(0), blocks.n, blocks.heads, blocks.section)
+    head, block = sectioned(nth, blocks.n, blocks.heads, blocks.section)
     zero = gl.zeros([ROWS, QUERIES], gl.float32, score)
     none = gl.zeros([64, PART], gl.float32, product_layout(PART))
     rows = gl.arange(0, c.rows, gl.SliceLayout(1, score))
     columns = gl.arange(0, c.queries, gl.SliceLayout(0, score))
     dk = gl.zeros([ROWS, WIDTH], gl.float32, total)
     dv = gl.zeros([ROWS, WIDTH], gl.float32, total)
-    pipes.resident.wait(0)
-    pipes.resident.wait(1)
-    at = cursor(0, c.stages)
-    offer_zeros(pipes, c, HALF)
-    step = 1
+    half = 2 * own.stage
+    pipes.resident.wait(half, own.phase)
+    pipes.resident.wait(half + 1, own.phase)
+    step = offer_zeros(pipes, step, c, HALF)
     tiles = (blocks.length + c.queries - 1) // c.queries
     first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window, c.uneven)
     last = ((head * blocks.groups * c.ratio * blocks.n + first) * 2 + HALF) * LINES
@@ -276,7 +316,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 j = gl.where(j >= tiles, j - tiles, j)
             place = ((base + j) * 2 + HALF) * LINES
             to = place_of_ds(step, c)
-            p, slope, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF, c.inner)
+            p, slope, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF, c.inner, half)
             if c.causal or c.window or c.tail:
                 ahead = j - c.ratio * block
                 cut = j < 0
@@ -293,14 +333,14 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                         limit = blocks.length - block * 2 * c.rows
                         p = gl.where((queries < limit) & (keys < limit), p, 0.0)
             s, dk, dv, at, step = add_step(
-                p, slope, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF, c.inner
+                p, slope, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF, c.inner, half
             )
             last = place
     if c.schedule.ahead and c.schedule.apart:
         pipes.stream.wait(at)  # nothing may still be on its way when the program ends
-    add_last(step, last, pipes, sums, none, c, HALF)
-    k = pipes.resident.first.index(HALF)
-    v = pipes.resident.second.index(HALF)
+    add_last(step, last, pipes, sums, none, c, HALF, half)
+    k = pipes.resident.first.index(half + HALF)
+    v = pipes.resident.second.index(half + HALF)
     k.store((dk * root).to(dtype))
     v.store(dv.to(dtype))
     fence_async_shared()
@@ -308,6 +348,29 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     copy_out(dk_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], k)
     copy_out(dv_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], v)
     tma.store_wait(pendings=0)
+    if c.blocks > 1:
+        mbarrier.arrive(pipes.resident.empty.index(own.stage), count=1)
+    return at, step
+
+
+@gluon.jit
+def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dk_out, dv_out, sums, pipes, queue, blocks, scale, root, c: gl.constexpr, HALF: gl.constexpr
+):
+    """One half of a program's block of keys, or of each of its blocks."""
+    at = cursor(0, c.stages)
+    own = cursor(0, c.blocks)
+    step = gl.to_tensor(0)
+    nth = gl.program_id(0)
+    if c.blocks == 1:
+        _block(dk_out, dv_out, sums, pipes, blocks, scale, root, nth, at, step, own, c, HALF)
+    else:
+        total = blocks.n * blocks.heads
+        phase = 0
+        while nth < total:
+            at, step = _block(dk_out, dv_out, sums, pipes, blocks, scale, root, nth, at, step, own, c, HALF)
+            own = own.advanced()
+            nth, phase = queue.pop(phase)
 
 
 @gluon.jit(do_not_specialize=["n", "heads", "per_batch", "section", "groups", "length"])
@@ -321,6 +384,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dk,
     dv,
     sums,
+    counter,
     n,
     heads,
     per_batch,
@@ -331,10 +395,10 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     root,
     c: gl.constexpr,
 ):
-    """One block of keys of one key head, over all its query heads: its dK and dV, and its part of dQ·√D added to
-    `sums`. `root` is 1/√D; numbers as in `Blocks`.
+    """Blocks of keys of one key head, each over all its query heads: its dK and dV, and its part of dQ·√D added to
+    `sums`. `root` is 1/√D; numbers as in `Blocks`. None is the counter of who takes one block.
     """
-    resident = pair(k, v, c.rows, c.width)
+    resident = pair(k, v, c.rows, c.width, BLOCKS=c.blocks)
     stream = pair_ring(q, g, c.queries, c.width, c.stages)
     statistics = Statistics(
         gl.allocate_shared_memory(gl.float32, [c.stages, c.queries], lse.layout),
@@ -345,11 +409,15 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     upper = BackwardPipes(resident, stream, statistics, one)
     lower = BackwardPipes(resident, stream, statistics, other)
     blocks = Blocks(n, heads, per_batch, section, groups, length)
+    if c.blocks > 1:
+        queue = tile_queue(2)
+    else:
+        queue: gl.constexpr = None
     gl.warp_specialize(
         [
-            (_producer, (q, g, k, v, lse, delta, resident, stream, statistics, blocks, c)),
-            (_consumer, (dk, dv, sums, upper, blocks, scale, root, c, 0)),
-            (_consumer, (dk, dv, sums, lower, blocks, scale, root, c, 1)),
+            (_producer, (q, g, k, v, lse, delta, counter, resident, stream, statistics, queue, blocks, c)),
+            (_consumer, (dk, dv, sums, upper, queue, blocks, scale, root, c, 0)),
+            (_consumer, (dk, dv, sums, lower, queue, blocks, scale, root, c, 1)),
         ],
         [4, 4],
         [c.registers, c.registers],
@@ -407,7 +475,9 @@ def backward(
     For inputs that `_hopper.fits` approves of, of lengths that `takes` does; gradients are `mappable`. Takes
     memory for dq in fp32, its rows filled up to whole blocks and its columns to a power of two.
     """
-    run(planned(grad, q, k, v, dq, dk, dv, causal, window, schedule, cap), grad, q, k, v, lse, delta, dq, dk, dv)
+    plan = planned(grad, q, k, v, dq, dk, dv, causal, window, schedule, cap)
+    sums = torch.zeros(plan.sums, dtype=torch.float32, device=q.device)
+    run(plan, grad, q, k, v, lse, delta, dq, dk, dv, sums)
 
 
 class Plan(NamedTuple):
@@ -417,6 +487,7 @@ class Plan(NamedTuple):
     """
 
     keys: tuple[Hashable, Hashable]
+    persistent: bool
     programs: tuple[int, int]
     numbers: tuple[int | float | Config, ...]
     converted: tuple[int | float, ...]
@@ -448,16 +519,21 @@ def planned(
     queries = schedule.rows
     scale, inner = scales(D, cap)
     exchanged = shared_layout(ROWS, queries, q.dtype)
-    c = Config(width, causal, window, S % (2 * ROWS) != 0, schedule, exchanged, Sk != S, inner)
+    blocks = 1 if schedule.ahead or cap else BLOCKS[width]
+    c = Config(width, causal, window, S % (2 * ROWS) != 0, schedule, exchanged, Sk != S, inner, blocks)
     streamed = [mapping(x.shape, x.stride(), queries, x.dtype) for x in (q, grad)]
     resident = [mapping(x.shape, x.stride(), ROWS, x.dtype) for x in (k, v, dk, dv)]
     n, of_keys = (-(-x // (2 * ROWS)) for x in (S, Sk))
     sums = B * H * n * 2 * ROWS * width // LINE, LINE
     root = 1 / math.sqrt(D)
+    programs = B * heads * of_keys
+    if blocks > 1:
+        programs = min(programs, multiprocessors(q))
     section = heads_per_l2_group(S, width, H // heads, B * heads) if causal and not window else 1
     return Plan(
         (kernel_key(_kernel, q.device, q.dtype, c), kernel_key(_convert_dq, q.device, q.dtype, D)),
-        (B * heads * of_keys, B * H * n * 2),
+        blocks > 1,
+        (programs, B * H * n * 2),
         (of_keys, B * heads, heads, section, H // heads, S, scale, root, c),
         (*(x // 8 for x in dq.stride()[:3]), H, n * 2, S, root, D, width),
         width // 16,
@@ -479,14 +555,15 @@ def run(
     dq: torch.Tensor,
     dk: torch.Tensor,
     dv: torch.Tensor,
+    sums: torch.Tensor,
 ) -> None:
-    """`backward` of tensors that the plan is for."""
-    sums = torch.zeros(plan.sums, dtype=torch.float32, device=q.device)
+    """`backward` of tensors that the plan is for, with an accumulator in fp32 of its shape that holds zeros."""
     tq, tg, tk, tv, tdk, tdv = map(placed, (q, grad, k, v, dk, dv), plan.maps)
     with on(q):
+        taken = counter(q) if plan.persistent else None
         launch(
             _kernel, plan.keys[0], plan.programs[0],
             tq, tg, tk, tv, placed(lse, plan.statistics), placed(delta, plan.statistics), tdk, tdv,
-            placed(sums, plan.summed), *plan.numbers,
+            placed(sums, plan.summed), taken, *plan.numbers,
         )  # fmt: skip
         launch(_convert_dq, plan.keys[1], plan.programs[1], sums, dq, *plan.converted, num_warps=plan.warps)

@@ -341,12 +341,12 @@ def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit(do_not_specialize=["ob", "oh", "os", "gb", "gh", "gs", "H", "S", "room", "blocks"])
 def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, grad, lse, levels, delta,
+    out, grad, lse, levels, delta, sums,
     ob: tl.int64, oh: tl.int64, os: tl.int64, gb: tl.int64, gh: tl.int64, gs: tl.int64, H, S, room, blocks,
     D: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(O ∘ dO) of 64 rows and, PADDED, their log-sum-exp, as `statistics` lays them out. Strides
-    are in units of 8 numbers.
+    """delta = rowsum(O ∘ dO) of 64 rows and, PADDED, their log-sum-exp, as `statistics` lays them out; and zeros
+    in an accumulator of dQ, if there is one: one launch less. Strides are in units of 8 numbers.
     """
     head = tl.program_id(0) // blocks
     rows = tl.program_id(0) % blocks * 64 + tl.arange(0, 64)
@@ -359,6 +359,9 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
     b = (((head // H) * gb + (head % H) * gh + at * gs) * 8)[:, None] + columns
     x = tl.load(out + a, mask=inside, other=0.0).to(tl.float32) * tl.load(grad + b, mask=inside, other=0.0)
     tl.store(delta + head.to(tl.int64) * room + rows, tl.sum(x, 1), mask=rows < room)
+    if sums is not None:
+        part = sums + tl.program_id(0).to(tl.int64) * 64 * WIDTH
+        tl.store(part + tl.arange(0, 64 * WIDTH), tl.zeros([64 * WIDTH], tl.float32))
     if PADDED:
         level = tl.load(lse + head.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
         tl.store(levels + head.to(tl.int64) * room + rows, level, mask=rows < room)
@@ -381,14 +384,14 @@ class StatisticsPlan(NamedTuple):
     numbers: tuple[int | bool, ...]
 
 
-def planned_statistics(out: torch.Tensor, grad: torch.Tensor) -> StatisticsPlan:
-    """What holds for all tensors of these shapes, strides, dtype and device."""
+def planned_statistics(out: torch.Tensor, grad: torch.Tensor, zeroed: bool = False) -> StatisticsPlan:
+    """What holds for all tensors of these shapes, strides, dtype and device; whether an accumulator is zeroed."""
     B, H, S, D = out.shape
     room = -(-S // (2 * ROWS)) * 2 * ROWS
     strides = (x // 8 for y in (out, grad) for x in y.stride()[:3])
     constants = (D, max(16, power_of_2(D)), room != S)
     return StatisticsPlan(
-        kernel_key(_statistics, out.device, out.dtype, constants),
+        kernel_key(_statistics, out.device, out.dtype, zeroed, constants),
         B * H * room // 64,
         (B, H, room),
         room != S,
@@ -397,13 +400,17 @@ def planned_statistics(out: torch.Tensor, grad: torch.Tensor) -> StatisticsPlan:
 
 
 def run_statistics(
-    plan: StatisticsPlan, out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor
+    plan: StatisticsPlan,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    lse: torch.Tensor,
+    sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`statistics` of tensors that the plan is for."""
+    """`statistics` of tensors that the plan is for; zeros in `sums`, dQ's accumulator in fp32 with such room."""
     delta = torch.empty(plan.shape, dtype=torch.float32, device=lse.device)
     levels = torch.empty_like(delta) if plan.padded else lse
     with on(out):
-        launch(_statistics, plan.key, plan.programs, out, grad, lse, levels, delta, *plan.numbers)
+        launch(_statistics, plan.key, plan.programs, out, grad, lse, levels, delta, sums, *plan.numbers)
     return levels, delta
 
 

@@ -53,10 +53,10 @@ from .._pipeline import (
     copy_out,
     cursor,
     ring,
+    take,
     tile_buffers,
     tile_queue,
 )
-from ._attention_hopper_forward import take
 from ._softmax import apply_mask, first_block, last_values, scores, step
 
 

@@ -20,7 +20,6 @@ beyond the end are hidden: 2^(0 - level) can overflow.
 | `landed` | a tile that has a tail | the producer's copy | 1, bytes | producer, 0 |
 | `ready` | each buffer of dS, each consumer | that consumer, its dS stored | 1 | the other, 0 |
 | `free` | the same | that consumer, after dQ = dS·K of both halves | 1 | the other, 1 |
-| `done` | each consumer | that consumer, its last product done | 1 | the other, 0 |
 
 No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 """
@@ -213,8 +212,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     pipes.resident.wait(0)
     pipes.resident.wait(1)
     at = cursor(0, c.stages)
-    offer_zeros(pipes, c, HALF)
-    step = 1
+    step = offer_zeros(pipes, gl.to_tensor(0), c, HALF)
     first, count, tiles = _span(block, length, keys, c.causal, c.rows, c.queries)
     slot = start // (2 * c.rows) + sequence
     last = (((head * listed.groups * listed.slots + slot) * c.ratio + first) * 2 + HALF) * LINES

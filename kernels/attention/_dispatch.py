@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ._attention_hopper_forward_paired import Schedule
 
 SHORT = 64
-"""Sequences up to this take the portable forward kernel, one of whose tiles they are: half a tile of Hopper's, which
-an H200 takes as long again for setting up barriers and tensor maps.
+"""Sequences up to this take the portable forward kernel, one of whose tiles they are: half a tile of Hopper's,
+which an H200 takes as long again for setting up barriers and tensor maps.
 """
 
 HOPPER = ("forward", "backward")
@@ -114,7 +114,7 @@ def launch_forward(
     The best path that inputs and device allow, unless one is asked for; that one, or `NotImplementedError`. With a
     schedule, the kernel for Hopper is that of pairs of tiles.
     """
-    B, H, S, D = q.shape
+    B, H, S, _ = q.shape
     Sk = k.shape[2]
     window = bounded(window, S, Sk)
     lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
@@ -371,8 +371,9 @@ def prepare_backward(
     mappable = hopper.common.mappable
     if apart or not (mappable(grad) and mappable(out) and lse.data_ptr() % 16 == 0 and hopper.backward.AVAILABLE):
         return launch_backward
-    of_rows = hopper.deterministic.planned_statistics(out, grad)
+    of_rows = hopper.deterministic.planned_statistics(out, grad, zeroed=True)
     plan = hopper.backward.planned(grad, q, k, v, *gradients, causal, window, cap=cap)
+    of_sums = room(plan.sums, torch.float32, q.device)
     statistics, run = hopper.deterministic.run_statistics, hopper.backward.run
     to_sinks = planned_gradient_in_sinks(sinks, lse, of_rows.shape[2])
 
@@ -397,10 +398,11 @@ def prepare_backward(
             )
         dq, dk, dv = gradients or (of_q(), of_k(), of_v())
         ds = of_sinks()
-        level, delta = statistics(of_rows, out, grad, lse)
+        sums = of_sums()
+        level, delta = statistics(of_rows, out, grad, lse, sums)
         if grad_lse is not None:
             delta[..., :S].sub_(grad_lse, alpha=LOG2E)
-        run(plan, grad, q, k, v, level, delta, dq, dk, dv)
+        run(plan, grad, q, k, v, level, delta, dq, dk, dv, sums)
         to_sinks(sinks, lse, delta, ds)
         return dq, dk, dv, ds
 

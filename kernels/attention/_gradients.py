@@ -117,19 +117,19 @@ def exchanges(sums, dtype: gl.constexpr, c: gl.constexpr):  # type: ignore[no-un
     ready1 = barriers(c.buffers, 1)
     free0 = barriers(c.buffers, 1)
     free1 = barriers(c.buffers, 1)
-    done0 = barriers(1, 1)
-    done1 = barriers(1, 1)
     return (
-        Exchange(ds, staged, ready0, ready1, free0, free1, done0, done1),
-        Exchange(ds, staged, ready1, ready0, free1, free0, done1, done0),
+        Exchange(ds, staged, ready0, ready1, free0, free1),
+        Exchange(ds, staged, ready1, ready0, free1, free0),
     )
 
 
 @gluon.jit
 def product_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    ds, ks, buffer, hidden, none, c: gl.constexpr, HALF: gl.constexpr
+    ds, ks, buffer, hidden, none, c: gl.constexpr, HALF: gl.constexpr, block=0
 ):
-    """Issues a consumer's part of dQ: 64 queries, or some columns of D, over the keys of both halves."""
+    """Issues a consumer's part of dQ: 64 queries, or some columns of D, over the keys of both halves, of which
+    `block` is the first.
+    """
     PART: gl.constexpr = c.part
     ROW: gl.constexpr = HALF * 64 if c.queries == 128 else 0
     COLUMN: gl.constexpr = HALF * PART if c.queries == 64 else 0
@@ -137,8 +137,8 @@ def product_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
     one = ds.index(at).slice(ROW, 64, 1).permute((1, 0))
     other = ds.index(at + 1).slice(ROW, 64, 1).permute((1, 0))
     # dQ = dS·K, over the keys of one half and of the other
-    dq = warpgroup_mma(one, ks.index(hidden).slice(COLUMN, PART, 1), none, use_acc=False, is_async=True)
-    return warpgroup_mma(other, ks.index(hidden + 1).slice(COLUMN, PART, 1), dq, is_async=True)
+    dq = warpgroup_mma(one, ks.index(block + hidden).slice(COLUMN, PART, 1), none, use_acc=False, is_async=True)
+    return warpgroup_mma(other, ks.index(block + hidden + 1).slice(COLUMN, PART, 1), dq, is_async=True)
 
 
 @gluon.jit
@@ -151,16 +151,19 @@ def add_dq(sums, dq, staging, at, c: gl.constexpr):  # type: ignore[no-untyped-d
 
 
 @gluon.jit
-def offer_zeros(pipes, c: gl.constexpr, HALF: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """A consumer's dS before its first step: zeros, added to the rows that the step will add to, so that no step
-    differs.
+def offer_zeros(pipes, step, c: gl.constexpr, HALF: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """A consumer's dS before a block's first step, in a step of its own: zeros, added to the rows that the first
+    will add to, so that none differs. The next step.
     """
-    ds = pipes.exchange.ds
+    exchange = pipes.exchange
     layout: gl.constexpr = product_layout(c.queries)
     SHAPE: gl.constexpr = [c.rows, c.queries]
-    ds.index(HALF).store(gl.zeros(SHAPE, ds.dtype, layout))
+    to = place_of_ds(step, c)
+    mbarrier.wait(exchange.other_free.index(to.stage), to.phase ^ 1)
+    exchange.ds.index(2 * to.stage + HALF).store(gl.zeros(SHAPE, exchange.ds.dtype, layout))
     fence_async_shared()
-    mbarrier.arrive(pipes.exchange.ready.index(0), count=1)
+    mbarrier.arrive(exchange.ready.index(to.stage), count=1)
+    return step + 1
 
 
 @gluon.jit
@@ -184,13 +187,14 @@ def place_of_ds(step, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as ab
 
 @gluon.jit
 def probabilities(  # type: ignore[no-untyped-def]  # as above
-    s, step, at, pipes, zero, scale, c: gl.constexpr, HALF: gl.constexpr, INNER: gl.constexpr = 0.0
+    s, step, at, pipes, zero, scale, c: gl.constexpr, HALF: gl.constexpr, INNER: gl.constexpr = 0.0, block=0
 ):
     """(P before its mask, the slope of capped scores, dP still being multiplied) of a step, from its scores where
-    these are multiplied a step ahead. All are transposed: keys by queries. Capped scores are t = tanh(S·INNER),
-    and their slope 1 - t² in words of two fp16; without a cap nothing reads it.
+    these are multiplied a step ahead. All are transposed: keys by queries. `block` is the first half of K and V.
+    Capped scores are t = tanh(S·INNER), and their slope 1 - t² in words of two fp16; without a cap nothing reads
+    it.
     """
-    hidden = opaque(step)
+    hidden = block + opaque(step)
     k = pipes.resident.first.index(hidden + HALF)
     v = pipes.resident.second.index(hidden + HALF)
     q = pipes.stream.first.index(at.stage)
@@ -221,7 +225,7 @@ def probabilities(  # type: ignore[no-untyped-def]  # as above
 @gluon.jit
 def add_step(  # type: ignore[no-untyped-def]  # as above
     p, slope, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c: gl.constexpr, HALF: gl.constexpr,
-    INNER: gl.constexpr = 0.0,
+    INNER: gl.constexpr = 0.0, block=0,
 ):  # fmt: skip
     """(Sᵀ of the next step where it is multiplied ahead, dK and dV with this one's, the next place and step). dQ
     is that of the step before, added to the accumulator's rows from `last` on; `to` is the step's `place_of_ds`.
@@ -256,7 +260,7 @@ def add_step(  # type: ignore[no-untyped-def]  # as above
     following = at.advanced()
     behind = (step - 1) % c.buffers
     mbarrier.wait(exchange.other_ready.index(behind), (step - 1) // c.buffers % 2)
-    dq = product_dq(exchange.ds, resident.first, behind, hidden, none, c, HALF)
+    dq = product_dq(exchange.ds, resident.first, behind, hidden, none, c, HALF, block)
     # dK += dSᵀ·Q
     dk = warpgroup_mma(ds, q, dk, is_async=True)
     # What was staged a step ago may still be read.
@@ -283,17 +287,18 @@ def add_step(  # type: ignore[no-untyped-def]  # as above
 
 @gluon.jit
 def add_last(  # type: ignore[no-untyped-def]  # as above
-    step, last, pipes, sums, none, c: gl.constexpr, HALF: gl.constexpr
+    step, last, pipes, sums, none, c: gl.constexpr, HALF: gl.constexpr, block=0
 ):
-    """dQ of the last step; then waits until the other consumer is done with this one's half of K, which results go
-    over.
+    """dQ of a block's last step; then waits until the other consumer is done with this one's half of K, which
+    results go over.
     """
     exchange = pipes.exchange
     behind = (step - 1) % c.buffers
-    mbarrier.wait(exchange.other_ready.index(behind), (step - 1) // c.buffers % 2)
-    dq = product_dq(exchange.ds, pipes.resident.first, behind, 0, none, c, HALF)
+    phase = (step - 1) // c.buffers % 2
+    mbarrier.wait(exchange.other_ready.index(behind), phase)
+    dq = product_dq(exchange.ds, pipes.resident.first, behind, 0, none, c, HALF, block)
     tma.store_wait(pendings=0)
     dq = warpgroup_mma_wait(0, deps=[dq])
     add_dq(sums, dq, exchange.staged.index(HALF), last, c)
-    mbarrier.arrive(exchange.done.index(0), count=1)
-    mbarrier.wait(exchange.other_done.index(0), 0)
+    mbarrier.arrive(exchange.free.index(behind), count=1)
+    mbarrier.wait(exchange.other_free.index(behind), phase)

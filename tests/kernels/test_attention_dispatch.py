@@ -153,7 +153,7 @@ def test_gradients_of_wide_heads_on_hopper(monkeypatch, hopper, fixed, D, keys, 
         monkeypatch.setattr(each, "backward", lambda *given, **more: taken.append("others"))
     monkeypatch.setattr(hopper.backward, "run", lambda *given: taken.append("others"))
     monkeypatch.setattr(hopper.deterministic, "statistics", lambda out, grad, lse: (lse, lse))
-    monkeypatch.setattr(hopper.deterministic, "run_statistics", lambda plan, out, grad, lse: (lse, lse))
+    monkeypatch.setattr(hopper.deterministic, "run_statistics", lambda plan, out, grad, lse, sums: (lse, lse))
     monkeypatch.setattr(module, "planned_backward", lambda *_: lambda *given: taken.append("portable"))
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: fixed)
     q, (k, v) = torch.zeros(1, 2, 200, D).bfloat16(), torch.zeros(2, 1, 2, keys, D).bfloat16()

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.kernels import _hopper as common
+from kernelmark.kernels._common import power_of_2
 from kernelmark.kernels.attention import _attention_hopper_backward as backward
 from kernelmark.kernels.attention import _attention_hopper_backward_deterministic as deterministic
 from kernelmark.kernels.attention import _attention_hopper_backward_wide as wide
@@ -154,6 +155,21 @@ def statistics(lse, delta):
     deltas = torch.zeros_like(levels)
     levels[..., :S], deltas[..., :S] = lse, delta
     return levels, deltas
+
+
+@pytest.mark.parametrize(("S", "D"), [(200, 64), (128, 128), (5, 40)])
+def test_statistics_leave_an_accumulator_of_zeros(S, D):
+    """With as much room as they have themselves, and no number behind it."""
+    out, grad = (torch.randn(2, 3, S, D) for _ in range(2))
+    room = -(-S // 128) * 128
+    memory = torch.full((6 * room * power_of_2(D) + 256,), math.nan)
+    sums = memory[:-256]
+    plan = deterministic.planned_statistics(out, grad, zeroed=True)
+    level, delta = deterministic.run_statistics(plan, out, grad, torch.zeros(2, 3, S), sums)
+    assert not sums.count_nonzero()
+    assert memory[-256:].isnan().all()
+    torch.testing.assert_close(delta[..., :S], (out * grad).sum(-1))
+    assert level.shape == delta.shape == (2, 3, room)
 
 
 KERNELS = pytest.mark.parametrize("kernels", [backward, deterministic], ids=["unordered", "deterministic"])

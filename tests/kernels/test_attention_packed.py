@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from kernelmark.kernels.attention import _dispatch, _tiling
@@ -95,9 +97,14 @@ def test_hopper_writes_gradients_where_they_lie(monkeypatch):
     hopper = _dispatch.hopper_modules(torch.device("meta"))
     planned, ran = [], []
     monkeypatch.setattr(hopper.backward, "AVAILABLE", True)
-    monkeypatch.setattr(hopper.backward, "planned", lambda *given, **_: planned.extend(given[4:7]))
+
+    def plan(*given, **_):
+        planned.extend(given[4:7])
+        return SimpleNamespace(sums=(1, 256))
+
+    monkeypatch.setattr(hopper.backward, "planned", plan)
     monkeypatch.setattr(hopper.backward, "run", lambda plan, *given: ran.extend(given[6:9]))
-    monkeypatch.setattr(hopper.deterministic, "planned_statistics", lambda out, grad: out)
+    monkeypatch.setattr(hopper.deterministic, "planned_statistics", lambda out, grad, zeroed: out)
     monkeypatch.setattr(hopper.deterministic, "run_statistics", lambda *_: (None, None))
     monkeypatch.setattr(_dispatch, "planned_gradient_in_sinks", lambda *_: lambda *_: None)
     B, S, H, D = 2, 1024, 12, 64

@@ -22,9 +22,7 @@ def make(root, plan_file, tmp_path):
         catalog = Catalog.of(root)
         plan = plans.load(str(plan_file(list(N), 1, deadline_s)), catalog, "cpu")
         cells = ahead(plan.cells(catalog, "cpu", implementations), catalog, "cpu")
-        made = Compiling(
-            plan, "cpu", processes, 1, tmp_path / "log", tmp_path / "scratch", roots=(str(root),)
-        )
+        made = Compiling(plan, "cpu", processes, 1, tmp_path / "log", tmp_path / "scratch", roots=(str(root),))
         return made, cells
 
     return compiling
