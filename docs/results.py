@@ -111,10 +111,14 @@ DECODE = (
 )
 DECODE_TODAY = "20261129-000100-4681"
 """Six launches a layer up to 16 sequences; as far as it came, without vLLM's rows."""
+DECODE_8_BITS = "20261129-040410-d4bb"
+"""With weights in 8 bits by six launches too."""
 DECODE_VLLM = "20261128-145349-75c9"
 """Six for one sequence alone, beside vLLM."""
 SHAPES = "shapes-h200"
 """Plan `shapes-1` in two shards, as far as ten minutes came."""
+SHAPES_2 = "shapes2-h200"
+"""Plan `shapes-2`, half of a sixth."""
 GENERATE = "generate-h200"
 """Plan `generate` in two shards, each to be gone on with."""
 GENERATE_BEFORE = "20261128-082630-2599"
@@ -241,6 +245,7 @@ def page() -> str:
         "The loss of `fp16_scaled` multiplied in fp32 there, which autocast does in fp16: that row is slower than "
         "what users have.",
         *_plan("Calls that models make, as far as they came", SHAPES),
+        *_plan("Of the next plan a part of a sixth", SHAPES_2),
         *_every("Latent attention, heads of 256, packed sequences", ATTENTION_HOPPER),
         *_every("The same beside FlashAttention 4", ATTENTION_HOPPER_FA4),
         *_every("Precisions from 124 M to 8 B", PRECISION),
@@ -1143,6 +1148,9 @@ def _decoding() -> list[str]:
         "989.4 TFLOP/s.",
         f"{_where(journal(DECODE_TODAY))} As far as it came: vLLM's rows were not reached.",
         _programs(DECODE_TODAY, columns),
+        "### With weights in 8 bits, a scale a row",
+        _where(journal(DECODE_8_BITS)),
+        _programs(DECODE_8_BITS, columns),
         "### Before, several sequences by more launches, beside vLLM",
         f"{_where(journal(DECODE_VLLM))} With products in 8 bits (`e4m3`) too, by a scale a row or for 128 "
         "elements.",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .._dependent_launch import wait_for_previous
-
 LONGEST_PARTS = 128
 """Most parts of one sequence; joining them reads them all."""
 
@@ -14,13 +12,10 @@ LONGEST_PARTS = 128
 @triton.jit(do_not_specialize=["parts"])
 def join(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, sums, levels, parts, D: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """The output of one query, WIDTH of its columns by the second coordinate: the mean of its parts, weighed by
     the sums of exponentials they stand for.
     """
-    if DEPENDENT:
-        wait_for_previous()
     at = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     width = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)

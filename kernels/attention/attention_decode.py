@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 
 from .._common import capability, cdiv, check, multiprocessors, on, operator, power_of_2, roomy
-from .._dependent_launch import dependent, launched, wait_for_previous
 from .._online_softmax import weighted_if_seen
 from ._parts import LONGEST_PARTS, join
 from ._tile_functions import LOG2E, LOG2E_ON_DEVICE, capped
@@ -85,7 +84,7 @@ def attention_decode(
 class Config:
     """The kernel at compile time: queries of a sequence, query heads of a key head, head dimension, rows of a tile
     of queries, keys of a tile, columns of both, tokens of a page, 0 being a contiguous cache, whether there is one
-    part, stages of the loop, a cap of scores, 0 being none, and whether it begins while the kernel before ends.
+    part, stages of the loop, and a cap of scores, 0 being none.
     """
 
     queries: int
@@ -98,7 +97,6 @@ class Config:
     whole: bool
     stages: int
     cap: float
-    dependent: bool
 
 
 @triton.jit(do_not_specialize=["heads", "parts"])
@@ -113,8 +111,6 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     written; else the part's mean (B, Sq, H, parts, D) and its base-2 log-sum-exp (B, Sq, H, parts) are. A tile of
     keys lies within one page of as many or more. A head's sink, None for none, is counted in its first part.
     """
-    if c.dependent:
-        wait_for_previous()
     ROWS: tl.constexpr = c.rows
     WIDTH: tl.constexpr = c.width
     program = tl.program_id(0)
@@ -255,21 +251,18 @@ def launch(
     width = max(16, power_of_2(D))
     c = Config(
         Sq, groups, D, rows, tile.keys, width, 0 if block_table is None else page, parts == 1, tile.stages,
-        cap, dependent(q.device),
+        cap,
     )  # fmt: skip
-    how = launched(c.dependent)
     with on(q):
         _part[(B * parts * heads,)](
             q, k_cache, v_cache, lengths if block_table is None else block_table, lengths, out, sums, levels,
             q.stride()[:3], k_cache.stride()[:3], v_cache.stride()[:3],
             0 if block_table is None else block_table.stride(0), heads, parts, LOG2E / math.sqrt(D), sinks,
             c,
-            num_warps=tile.warps, **how,
+            num_warps=tile.warps,
         )  # fmt: skip
         if parts > 1:
-            join[(B * Sq * H,)](
-                out, sums, levels, parts, D, power_of_2(parts), width, c.dependent, num_warps=4, **how
-            )
+            join[(B * Sq * H,)](out, sums, levels, parts, D, power_of_2(parts), width, num_warps=4)
     return out
 
 

@@ -39,11 +39,9 @@ from .._common import (
     on,
     sigmoid,
 )
-from .._dependent_launch import LINE, dependent, launched, prefetch, wait_for_previous
 from .._launch import Launch
 
 E4M3 = torch.float8_e4m3fn
-LINE_ON_DEVICE = tl.constexpr(LINE)
 MOST = 16
 """Rows of x at the most."""
 OF_ONE = 8
@@ -53,8 +51,6 @@ OF_FEW = 16
 KIB = 1024
 FLYING = 96 * KIB
 """Bytes of the weight that a multiprocessor has on their way: 56 to 112 KiB were fastest on an H200."""
-AHEAD = 12 * KIB * KIB
-"""Bytes of the weight that are asked for while the kernel before ends: what an H200's memory gives in 3 µs."""
 ONCE = 16
 """Programs of one warp at the most that a multiprocessor has at once; where there are more, they take turns."""
 
@@ -66,8 +62,6 @@ class Tile:
     `normed`: products are over the root of the mean of so many sums of squares; 0: they are what they are.
     `added`: rows are added, and what a norm needs is left, sums of so many squares each among it; 0: nothing is.
     `e4m3`: the weight is in that format, with a scale for each of its rows.
-    `ahead`: lines of each row of the weight that are prefetched while the kernel before ends
-    (`_dependent_launch.py`); 0: it is launched as usual.
     """
 
     columns: int
@@ -81,7 +75,6 @@ class Tile:
     normed: int = 0
     added: int = 0
     e4m3: bool = False
-    ahead: int = 0
 
 
 @triton.jit
@@ -106,13 +99,6 @@ def of_weight(x, weight, held, other, M, K, x_lead, weight_lead, c: tl.constexpr
     STEP: tl.constexpr = c.step
     SLICES: tl.constexpr = c.slices
     DEPTH: tl.constexpr = STEP // SLICES
-    if c.ahead:
-        OF_LINE: tl.constexpr = 8 * LINE_ON_DEVICE // weight.dtype.element_ty.primitive_bitwidth
-        lines = weight + held[:, None] * weight_lead + (tl.arange(0, c.ahead) * OF_LINE)[None, :]
-        prefetch(lines)
-        if c.gated:
-            prefetch(lines + other)
-        wait_for_previous()
     row = tl.arange(0, ROWS)
     if ROWS == 1:
         y_depth = tl.arange(0, STEP)[None, :]
@@ -308,15 +294,6 @@ def tile(
     return Tile(columns, rows, step, slices, flying + 1, gated, bias, K % step == 0, e4m3=size == 1), slices
 
 
-def lines_ahead(weight: torch.Tensor) -> int:
-    """Of each row of a weight, the lines that are asked for ahead."""
-    bytes_of_row = weight.shape[1] * weight.element_size()
-    if not dependent(weight.device) or bytes_of_row < LINE:
-        return 0
-    wanted = min(bytes_of_row // LINE, AHEAD // (max(len(weight), 1) * LINE))
-    return 1 << max(0, wanted.bit_length() - 1)
-
-
 def interpreted(chosen: Tile, K: int) -> Tile:
     """With small steps where kernels are interpreted, so that there are several."""
     return (
@@ -359,7 +336,6 @@ def planned(
     (M, K), N = x.shape, out.shape[1]
     size = weight.element_size()
     chosen, warps = tile(M, N, K, gated, bias is not None, multiprocessors(x), room(x.device), size)
-    ahead = lines_ahead(weight)
-    chosen = replace(interpreted(chosen, K), normed=normed, added=_part(M) if added else 0, ahead=ahead)
+    chosen = replace(interpreted(chosen, K), normed=normed, added=_part(M) if added else 0)
     grid, numbers = (cdiv(N, chosen.columns),), (M, N, K, x.stride(0), weight.stride(0), eps)
-    return Launch(_kernel, grid, *numbers, c=chosen, num_warps=warps, **launched(ahead > 0))
+    return Launch(_kernel, grid, *numbers, c=chosen, num_warps=warps)

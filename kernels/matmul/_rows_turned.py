@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 from .._common import cdiv, check, lined, multiprocessors, operator
-from .._dependent_launch import launched
 from .._launch import Launch, prepared, room
 from . import _few_rows as few_rows
 from ._few_rows import check_rows, check_squares, of_weight, reciprocal_root
@@ -164,8 +163,7 @@ def _prepare(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: A
     chosen, warps = few_rows.tile(
         M, heads * D, K, False, False, multiprocessors(y), few_rows.room(device), b.element_size()
     )
-    ahead = few_rows.lines_ahead(b.t())
-    chosen = replace(few_rows.interpreted(chosen, K), normed=squares.shape[1], ahead=ahead)
+    chosen = replace(few_rows.interpreted(chosen, K), normed=squares.shape[1])
     launch = Launch(
         _kernel,
         (heads * cdiv(half, chosen.columns // 2),),
@@ -181,7 +179,6 @@ def _prepare(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: A
         HALF=half,
         c=chosen,
         num_warps=warps,
-        **launched(ahead > 0),
     )
 
     def run(y: torch.Tensor, squares: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:

@@ -80,6 +80,7 @@ def command_compile(
         gpus_named(gpus, chosen),
     )
     failed: list[Ended] = []
+    absent: list[Ended] = []
     with Tally("compiling") as tally:
         done = 0
 
@@ -87,7 +88,7 @@ def command_compile(
             nonlocal done
             done += 1
             if row.status != "ok":
-                failed.append(row)
+                (absent if row.status in ("unsupported", "unavailable") else failed).append(row)
             tally.show(counted(done, "row"), done / len(todo))
 
         tally.show("loading torch", 0.0)
@@ -95,7 +96,11 @@ def command_compile(
             took_s = made.run(todo, ended)
         finally:
             shutil.rmtree(made.scratch, ignore_errors=True)
-    click.echo(f"{counted(len(todo) - len(failed), 'row')} of {len(todo)} compiled in {seconds(took_s)}")
+    click.echo(
+        f"{counted(len(todo) - len(absent) - len(failed), 'row')} of {len(todo)} compiled in {seconds(took_s)}"
+    )
+    if absent:
+        tell(f"{counted(len(absent), 'row')} cannot run here", err=True)
     reasons = Counter((x.status, x.reason or "") for x in failed)
     for (status, reason), count in reasons.most_common(TOLD):
         tell(f"  {counted(count, 'row')} {status.replace('_', ' ')}: {reason}", err=True)

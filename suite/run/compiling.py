@@ -61,7 +61,8 @@ def ahead(cells: Sequence[Cell], catalog: Catalog, device: DeviceKind) -> tuple[
 
 def dealt(cells: Sequence[Cell], processes: int) -> list[list[Cell]]:
     """What each of at most so many processes compiles of an environment: cases whole, dealt out in turn, and apart
-    what must not be in one process with others.
+    what must not be in one process with others. Other environments come first: one library that compiles C++ for
+    minutes would hold up all at the end.
     """
     together: dict[tuple[str, bool], dict[str, list[Cell]]] = {}
     for cell in cells:
@@ -74,7 +75,7 @@ def dealt(cells: Sequence[Cell], processes: int) -> list[list[Cell]]:
         for i, case in enumerate(cases.values()):
             mine[i % count] += case
         lots += mine
-    return sorted(lots, key=len, reverse=True)
+    return sorted(lots, key=lambda x: (x[0].implementation.environment == "core", -len(x)))
 
 
 @dataclass

@@ -7,7 +7,6 @@ import random
 
 import pytest
 import torch
-from kernelmark.kernels import _dependent_launch, _launch
 from kernelmark.kernels.matmul.matmul import matmul, rows_added, rows_normed, rows_turned
 from kernelmark.kernels.norm.add_rms_norm import add_rms_norm
 from kernelmark.kernels.position.rope_cache_write import rope_cache_write
@@ -138,64 +137,3 @@ def test_a_step_of_few_sequences(model, changes, execution, B, precision):
         inference.deviation(found.model.name, torch.stack(given, 1), answer, "bf16")  # which has a bound
     else:
         inference.deviation_in_8_bits(found.model.name, torch.stack(given, 1), answer)
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """Has kernels launched while the ones before end, or as usual."""
-
-    def launched(dependent):
-        monkeypatch.setattr(_dependent_launch, "DEPENDENT", dependent)
-        _launch.forget()
-
-    yield launched
-    monkeypatch.undo()
-    _launch.forget()
-
-
-@pytest.mark.parametrize("execution", ["eager", "graph"])
-def test_a_step_has_the_same_bits_where_kernels_begin_early(launched, execution):
-    catalog = Catalog.default()
-    found = chosen(catalog.models, "llama-tiny")
-    found = dataclasses.replace(found, configuration=dataclasses.replace(found.configuration, head=128))
-    tokens = torch.randint(0, 512, (3, 60), generator=torch.Generator().manual_seed(1)).to(CUDA)
-    given = []
-    for dependent in (False, True):
-        launched(dependent)
-        assembly = Assembly(System("x", base="kernelmark", execution=execution), catalog)
-        engine = Engine(assembly, found, "bf16", inference.initial(found, "bf16", 3, CUDA), 4, 64, 16)
-        rows = [engine.hold(64) for _ in range(3)]
-        logits = [engine.prefill(tokens[:, :12], rows).logits.clone()]
-        logits += [engine.decode(tokens[:, i], rows).logits.clone() for i in range(12, 60)]
-        given.append(torch.stack(logits))
-    assert torch.equal(*given)
-
-
-@pytest.mark.parametrize("M", [1, 3, 16])
-def test_what_was_just_written_is_read_where_kernels_begin_early(launched, M):
-    """Weights too, which are asked for before: a chain of products whose every operand the kernel before wrote."""
-    torch.manual_seed(M)
-    x = torch.randn(M, 4096, device=CUDA).bfloat16()
-    weights = [(torch.randn(4096, 4096, device=CUDA) / 64).bfloat16() for _ in range(4)]
-    weight, gain = torch.empty_like(weights[0]), torch.ones(4096, device=CUDA).bfloat16()
-
-    def chain():
-        h = x
-        for other in weights:
-            weight.copy_(other)
-            _, y, squares = rows_added(h, weight.t(), h, gain)
-            h = rows_normed(y, squares, other.t(), 1e-5)
-            h = rows_normed(h, squares, weight.t(), 1e-5)
-        return h
-
-    launched(False)
-    want = chain()
-    launched(True)
-    chain()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = chain()
-    for _ in range(100):
-        weight.zero_()
-        graph.replay()
-        assert torch.equal(found, want)

@@ -62,6 +62,24 @@ def test_tiles(columns, blocks, heads, section, causal, window):
     assert order == sorted(order)
 
 
+@pytest.mark.parametrize(
+    ("D", "Dv", "rows", "heads", "groups"),
+    [
+        (64, 64, 197, 656, 2),  # a tile of 192 rows and one of 5
+        (64, 64, 384, 192, 3),
+        (64, 64, 511, 36, 3),  # 108 tiles are one wave, 144 are two
+        (64, 64, 577, 224, 2),
+        (64, 64, 1024, 192, 3),  # a ninth less is not enough
+        (64, 64, 8192, 64, 3),
+        (96, 64, 128, 600, 2),
+        (128, 128, 384, 192, 2),  # there is no other
+        (192, 128, 128, 600, 2),
+    ],
+)
+def test_tiles_are_divided_by_what_is_left_empty(D, Dv, rows, heads, groups):
+    assert hopper.division(D, Dv, rows, heads, 132)[0] == groups
+
+
 @pytest.fixture
 def played(monkeypatch):
     """The counter, which launches share."""
@@ -125,6 +143,16 @@ def test_right(played, monkeypatch, causal, programs, B, H, Hkv, S, D, section):
     inputs = draw(B, H, Hkv, S, D)
     same(forward(*inputs, causal, section), wanted(*inputs, causal))
     assert played.item() == 0
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("S", "D", "groups"), [(197, 64, 2), (192, 64, 3), (128, 40, 2), (384, 64, 3)])
+def test_tiles_of_both_heights(monkeypatch, causal, S, D, groups):
+    monkeypatch.setattr(hopper, "multiprocessors", lambda q: 1)
+    inputs = draw(1, 2, 1, S, D, layout="bshd")
+    assert hopper.division(D, D, -(-S // 64) * 64, 2, 1)[0] == groups
+    same(forward(*inputs, causal, 2), wanted(*inputs, causal))
 
 
 @pytest.mark.usefixtures("played")

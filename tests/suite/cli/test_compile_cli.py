@@ -7,12 +7,12 @@ import re
 
 def test_rows_are_compiled_and_what_failed_is_told(program, plan_file):
     plan = str(plan_file([16, 32]))
-    names = ("plain", "fails", "absent")
+    names = ("plain", "fails", "unable", "absent")
     chosen = [y for x in names for y in ("--implementation", x)]
     code, out, err = program.run("compile", "--plan", plan, *chosen, "--processes", "2", "--device", "cpu")
     assert code == 0, err
-    assert re.fullmatch(r"2 rows of 4 compiled in \d+\.\d s\n", out)
-    assert "  2 rows error: compile: ValueError: no such luck\n" in err
+    assert re.fullmatch(r"2 rows of 6 compiled in \d+\.\d s\n", out)
+    assert "2 rows cannot run here\n  2 rows error: compile: ValueError: no such luck\n" in err
     log = re.search(r"what their processes printed is in (.+\.log)", err)[1]
     assert str(program.home) in log
     assert not list(program.home.glob("scratch/*"))
