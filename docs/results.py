@@ -117,8 +117,6 @@ DECODE_VLLM = "20261128-145349-75c9"
 """Six for one sequence alone, beside vLLM."""
 SHAPES = "shapes-h200"
 """Plan `shapes-1` in two shards, as far as ten minutes came."""
-SHAPES_2 = "shapes2-h200"
-"""Plan `shapes-2`, half of a sixth."""
 GENERATE = "generate-h200"
 """Plan `generate` in two shards, each to be gone on with."""
 GENERATE_BEFORE = "20261128-082630-2599"
@@ -245,7 +243,6 @@ def page() -> str:
         "The loss of `fp16_scaled` multiplied in fp32 there, which autocast does in fp16: that row is slower than "
         "what users have.",
         *_plan("Calls that models make, as far as they came", SHAPES),
-        *_plan("Of the next plan a part of a sixth", SHAPES_2),
         *_every("Latent attention, heads of 256, packed sequences", ATTENTION_HOPPER),
         *_every("The same beside FlashAttention 4", ATTENTION_HOPPER_FA4),
         *_every("Precisions from 124 M to 8 B", PRECISION),

@@ -34,8 +34,8 @@ So context parallel attention has the gradients of a rank's queries and of the k
 | `stream.empty` | the same | each consumer, after dK += dSᵀ·Q | 2 | producer, 1 |
 | `ready` | each buffer of dS, each consumer | that consumer, its dS stored | 1 | the other, 0 |
 | `free` | the same | that consumer, after dQ = dS·K of both halves | 1 | the other, 1 |
-| `tiles.ready` | the next block, of two blocks of K and V | producer | 1 | both consumers, 0 |
-| `tiles.free` | the same | each consumer, the block read | 2 | producer, 1 |
+| `queue.ready` | the next block, where programs are persistent | producer | 1 | both consumers, 0 |
+| `queue.free` | the same | each consumer, the block read | 2 | producer, 1 |
 
 Taken for what `_hopper.fits` approves of.
 """
@@ -396,7 +396,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     c: gl.constexpr,
 ):
     """Blocks of keys of one key head, each over all its query heads: its dK and dV, and its part of dQ·√D added to
-    `sums`. `root` is 1/√D; numbers as in `Blocks`. None is the counter of who takes one block.
+    `sums`. `root` is 1/√D; numbers as in `Blocks`. `counter` is None where a program has one block.
     """
     resident = pair(k, v, c.rows, c.width, BLOCKS=c.blocks)
     stream = pair_ring(q, g, c.queries, c.width, c.stages)

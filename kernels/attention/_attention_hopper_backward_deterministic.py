@@ -381,6 +381,7 @@ class StatisticsPlan(NamedTuple):
     programs: int
     shape: tuple[int, int, int]
     padded: bool
+    zeroed: bool
     numbers: tuple[int | bool, ...]
 
 
@@ -395,6 +396,7 @@ def planned_statistics(out: torch.Tensor, grad: torch.Tensor, zeroed: bool = Fal
         B * H * room // 64,
         (B, H, room),
         room != S,
+        zeroed,
         (*strides, H, S, room, room // 64, *constants),
     )
 
@@ -407,6 +409,7 @@ def run_statistics(
     sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`statistics` of tensors that the plan is for; zeros in `sums`, dQ's accumulator in fp32 with such room."""
+    assert (sums is not None) == plan.zeroed
     delta = torch.empty(plan.shape, dtype=torch.float32, device=lse.device)
     levels = torch.empty_like(delta) if plan.padded else lse
     with on(out):

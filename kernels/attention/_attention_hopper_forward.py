@@ -517,8 +517,8 @@ def _plan(
     rows = end - ahead if causal else S
     tail, straddled = not causal and keys % KEYS != 0, causal and ahead % ROWS != 0
     scale, inner = scales(D, cap)
-    divided_so = division(D, Dv, rows, B * H, processors)
-    c = Config(width, causal, window, tail, straddled, Dv, *divided_so, inner, count, part)
+    chosen = division(D, Dv, rows, B * H, processors)
+    c = Config(width, causal, window, tail, straddled, Dv, *chosen, inner, count, part)
     tile = c.rows * c.groups
     n = -(-rows // tile)
     if not causal:

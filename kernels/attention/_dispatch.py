@@ -27,9 +27,10 @@ from ._tiling import bounded, describable, heads_in_l2, like, output_like, row_c
 if TYPE_CHECKING:
     from ._attention_hopper_forward_paired import Schedule
 
-SHORT = 64
-"""Sequences up to this take the portable forward kernel, one of whose tiles they are: half a tile of Hopper's,
-which an H200 takes as long again for setting up barriers and tensor maps.
+SHORT = (64, 255)
+"""Sequences up to this, where values have up to 128 columns and more, take the portable forward kernel. 64 tokens
+are one of its tiles and half of one of Hopper's, for which an H200 takes as long again to set up barriers and
+tensor maps. Of more columns nothing was measured below 256.
 """
 
 HOPPER = ("forward", "backward")
@@ -124,7 +125,7 @@ def launch_forward(
     out = output_like(q, v) if out is None else out
     if out.numel() == 0:
         return out, lse
-    if hopper is not None and path is None and max(S, Sk) <= SHORT:
+    if hopper is not None and path is None and max(S, Sk) <= SHORT[v.shape[-1] > 128]:
         hopper = None
     if hopper is not None and not hopper.common.mappable(out):  # it was given
         hopper = None
@@ -172,7 +173,7 @@ def prepare_forward(
     one, all but memory and addresses is decided here. An `out` that it is called with lies as one that it makes.
     """
     B, H, S, D = q.shape
-    device, short = q.device, max(S, k.shape[2]) <= SHORT
+    device, short = q.device, max(S, k.shape[2]) <= SHORT[v.shape[-1] > 128]
     hopper = hopper_modules(device) if "forward" in HOPPER else None
     portable = hopper is None or short or _portable("forward", sinks, cap)
     if q.numel() == 0 or v.numel() == 0:

@@ -16,7 +16,7 @@ from ...registry.store.home import Home
 from .. import shards
 from ..catalog import Catalog
 from ..choice import Choice
-from ..run.compiling import Compiling, Ended, ahead
+from ..run.compiling import Compiling, RowEnded, ahead
 from ..run.fingerprint import device_named
 from ..run.progress import Tally
 from ..run.supervisor import new_run
@@ -79,12 +79,12 @@ def command_compile(
         (home.scratch / name).resolve(),
         gpus_named(gpus, chosen),
     )
-    failed: list[Ended] = []
-    absent: list[Ended] = []
+    failed: list[RowEnded] = []
+    absent: list[RowEnded] = []
     with Tally("compiling") as tally:
         done = 0
 
-        def ended(row: Ended) -> None:
+        def ended(row: RowEnded) -> None:
             nonlocal done
             done += 1
             if row.status != "ok":

@@ -66,8 +66,10 @@ class Workbench:
         seed: int,
         group: Group = ALONE,
         fp64: bool = True,
+        answered: bool = True,
     ) -> Workbench:
-        """Draws two sets of random inputs and computes the reference of the first, in fp64 if the device has it.
+        """Draws two sets of random inputs and computes the reference of the first, in fp64 if the device has it;
+        none where it is not to be `answered`.
 
         Every rank draws the whole, all alike, and keeps its part: outside of any clock.
         """
@@ -81,7 +83,10 @@ class Workbench:
         wide = torch.float32 if operator.fp32_reference or size > FP64_ELEMENTS or not fp64 else torch.float64
         known: tuple[torch.Tensor, ...] = ()
         begin = time.monotonic()
-        gradients, references = _references(operator, inputs, case.pass_, wide, generator)
+        if answered:
+            gradients, references = _references(operator, inputs, case.pass_, wide, generator)
+        else:
+            gradients, references = _unanswered(operator, inputs, case.pass_, generator), []
         if device.type != "cpu":
             torch.accelerator.synchronize()
         reference_s = time.monotonic() - begin
@@ -411,6 +416,38 @@ def _references(
     return gradients, references
 
 
+def _unanswered(
+    operator: Operator, inputs: Inputs, pass_: Pass, generator: torch.Generator
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of the outputs alone, which have the shapes that a forward pass gives."""
+    import torch
+
+    if pass_ == "forward":
+        return ()
+    with torch.no_grad():
+        outputs = flat(operator.reference(**_raised(inputs, torch.float32)))
+    return _drawn(operator, inputs, outputs, generator)
+
+
+def _drawn(
+    operator: Operator, inputs: Inputs, outputs: Sequence[torch.Tensor], generator: torch.Generator | None
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of such outputs, random, in the inputs' dtype and stored as an input that the operator names."""
+    import torch
+
+    like = inputs[operator.gradients[0]].dtype
+
+    def drawn(x: torch.Tensor) -> torch.Tensor:
+        order = list(range(x.dim()))
+        if operator.stored_as is not None:
+            strides = inputs[operator.stored_as].stride()
+            order.sort(key=lambda i: -strides[i])
+        empty = torch.empty([x.shape[i] for i in order], dtype=like, device=x.device)
+        return empty.permute([order.index(i) for i in range(x.dim())]).normal_(generator=generator)
+
+    return tuple(map(drawn, outputs))
+
+
 def _backward(
     operator: Operator,
     inputs: Inputs,
@@ -424,16 +461,6 @@ def _backward(
     raised = _raised(inputs, dtype)
     leaves = [raised[name].requires_grad_(True) for name in operator.differentiated(inputs)]
     outputs = flat(operator.reference(**raised))
-    like = inputs[operator.gradients[0]].dtype
-
-    def drawn(x: torch.Tensor) -> torch.Tensor:
-        order = list(range(x.dim()))
-        if operator.stored_as is not None:
-            strides = inputs[operator.stored_as].stride()
-            order.sort(key=lambda i: -strides[i])
-        empty = torch.empty([x.shape[i] for i in order], dtype=like, device=x.device)
-        return empty.permute([order.index(i) for i in range(x.dim())]).normal_(generator=generator)
-
-    gradients = tuple(given or ()) or tuple(map(drawn, outputs))
+    gradients = tuple(given or ()) or _drawn(operator, inputs, outputs, generator)
     references = torch.autograd.grad(outputs, leaves, [x.to(dtype) for x in gradients])
     return gradients, [x.detach() for x in references]

@@ -6,14 +6,16 @@ What compilers choose by timing is not kept, as these processes share a device: 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...registry.errors import HarnessError
 from ...registry.store.record import DeviceKind, Status
 from ..catalog import Catalog
 from ..environments import interpreter
@@ -21,7 +23,7 @@ from ..operator import Operator
 from ..plan import Cell, Plan
 from .messages import Done, Result, Stage, Task, TaskCell
 from .process import Garbled, Worker
-from .supervisor import START_DEADLINE_S, one_process
+from .supervisor import START_DEADLINE_S, TRIES, Lost, one_process
 from .worker import ranks_of
 
 SLOWER = 4
@@ -35,7 +37,7 @@ have one of their own, which the run does not look into. Of Triton and Inductor 
 
 
 @dataclass(frozen=True)
-class Ended:
+class RowEnded:
     """A row that was compiled, or was not; `reason` says why not."""
 
     cell: Cell
@@ -97,38 +99,49 @@ class Compiling:
     _workers: set[Worker] = field(default_factory=set, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def run(self, cells: Sequence[Cell], tell: Callable[[Ended], None]) -> float:
+    def run(self, cells: Sequence[Cell], tell: Callable[[RowEnded], None]) -> float:
         """Compiles these cells, and tells of each how it ended, one at a time. Returns the seconds that it took;
-        raises what `tell` does.
+        raises what `tell` does, as soon as it does. Once.
         """
         begin = time.monotonic()
 
-        def one(ended: Ended) -> None:
+        def one(ended: RowEnded) -> None:
             with self._lock:
                 tell(ended)
 
         with ThreadPoolExecutor(self.processes) as pool:
             try:
-                for lot in [pool.submit(self._lot, i, x, one) for i, x in enumerate(dealt(cells, self.processes))]:
+                lots = [pool.submit(self._lot, i, x, one) for i, x in enumerate(dealt(cells, self.processes))]
+                for lot in wait(lots, return_when=FIRST_EXCEPTION).done:
                     lot.result()
             finally:  # whatever ends this, Ctrl-C too: who is still at work is not waited for
-                self._stopped = True
-                for worker in tuple(self._workers):
-                    worker.kill()
+                self._stop()
         return time.monotonic() - begin
 
-    def _lot(self, number: int, cells: Sequence[Cell], tell: Callable[[Ended], None]) -> None:
+    def _stop(self) -> None:
+        """Ends all workers, those that are being started too: each looks here once it is among them."""
+        self._stopped = True
+        for worker in tuple(self._workers):
+            with contextlib.suppress(HarnessError):  # one that a driver has is no reason to leave the others
+                worker.kill()
+
+    def _lot(self, number: int, cells: Sequence[Cell], tell: Callable[[RowEnded], None]) -> None:
         """One process, or as many as crashes make of it."""
         left = dict(enumerate(cells))
+        tries = 1
         while left and not self._stopped:
             before = len(left)
-            reason = self._process(number, left, tell)
-            if len(left) == before and not self._stopped:  # none of them was begun
+            lost = self._process(number, left, tell)
+            if len(left) < before:
+                tries = 1
+            elif lost.killed and tries < TRIES:  # the system did that, for want of memory, say
+                tries += 1
+            elif not self._stopped:  # none of them was begun
                 for index in tuple(left):
-                    tell(Ended(left.pop(index), "error", reason))
+                    tell(RowEnded(left.pop(index), "error", lost.reason))
 
-    def _process(self, number: int, left: dict[int, Cell], tell: Callable[[Ended], None]) -> str:
-        """Runs one worker to its end; takes each cell that ends out of `left`. How the worker ended."""
+    def _process(self, number: int, left: dict[int, Cell], tell: Callable[[RowEnded], None]) -> Lost:
+        """Runs one worker to its end; takes each cell that ends out of `left`."""
         python = self.python(next(iter(left.values())).implementation.environment)
         assert python is not None
         task = Task(
@@ -154,6 +167,8 @@ class Compiling:
         with Worker(task, python, self.log, variables=own) as worker:
             self._workers.add(worker)
             try:
+                if self._stopped:
+                    return Lost(False, "it was too late")
                 worker.allow(START_DEADLINE_S)
                 for message in worker.messages():
                     match message:
@@ -163,9 +178,9 @@ class Compiling:
                         case Result(index=index) if index in left:
                             current = None
                             worker.allow(task.deadline_s)
-                            tell(Ended(left.pop(index), message.status, message.reason))
+                            tell(RowEnded(left.pop(index), message.status, message.reason))
                         case Done():
-                            return "it said that it was done"
+                            return Lost(False, "it said that it was done")
             except Garbled as error:
                 worker.kill()
                 status, reason = "incorrect", str(error)
@@ -174,5 +189,5 @@ class Compiling:
             finally:
                 self._workers.discard(worker)
         if current in left and not self._stopped:
-            tell(Ended(left.pop(current), status, reason))
-        return reason
+            tell(RowEnded(left.pop(current), status, reason))
+        return Lost(worker.killed, reason)

@@ -9,6 +9,7 @@ What is asked and said is in `messages`.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import inspect
@@ -262,7 +263,9 @@ def _case(
     try:
         with shared.stage("build"), device.group.together():
             seed = seed_of(case, task.seed, task.replicate)
-            bench = Workbench.build(operator, case, device.torch_device, seed, device.group, device.fp64)
+            bench = Workbench.build(
+                operator, case, device.torch_device, seed, device.group, device.fp64, answered=not task.compiles
+            )
     except Exception as error:  # whatever an operator raises is the end of its case, not of the run
         status, reason = _judged(error)
         for cell in cells:
@@ -272,7 +275,7 @@ def _case(
     for cell in cells:
         implementation = next(x for x in catalog.of_operator(case.operator) if x.name == cell.implementation)
         if task.compiles:
-            result = _compiled(cell, implementation, bench, device, send)
+            result = _compiled(cell, implementation, bench, device, send, pristine)
         else:
             result = _cell(task, cell, implementation, bench, device, send, pristine)
         yield result
@@ -352,21 +355,28 @@ def _compiled(
     bench: Workbench,
     device: Device,
     send: Callable[[Message], None],
+    pristine: Pristine,
 ) -> Result:
     """A cell that is called once for what compilers leave on disk: nobody looks at its answer."""
     stages = Stages(listen=lambda name: send(Stage(name, cell.index)))
+    pristine.begin()
     try:
         with stages.stage("build"):
-            call = bench.call(implementation.load()(cell.case))
+            loaded = implementation.load()(cell.case)
+            call = bench.call(loaded)
         with stages.stage("compile"):
             call()
             device.synchronize()
+        if (forget := getattr(loaded, "forget", None)) is not None:
+            forget()
     except Exception as error:  # as when it is measured
         status, reason = _judged(error)
         result = Result(cell.index, status, f"{stages.current}: {reason}", None, stages.spent_s)
         del error
     else:
         return Result(cell.index, "ok", None, None, stages.spent_s)
+    finally:
+        pristine.settle()
     _restore(bench, device, result, send)
     return result
 
@@ -463,14 +473,20 @@ def _forget_compiled() -> None:
 
 def _without_choices() -> None:
     """Has the compilers here leave on disk what they compile, and nothing that they choose by timing."""
-    import torch
     import torch._functorch.config
     import torch._inductor.config
+    from torch._inductor.codecache import CacheBase
 
     torch._inductor.config.fx_graph_cache = False  # a graph has the choices that were made for it in it
     torch._functorch.config.enable_autograd_cache = False  # the same
     torch._inductor.config.autotune_local_cache = False
-    os.environ["TRITON_CACHE_AUTOTUNING"] = "0"
+    # With that it reads no choice of tiles, and writes it all the same.
+    setattr(CacheBase, "update_local_cache", lambda self, choices: None)  # noqa: B010  # of other parameters
+    with contextlib.suppress(ImportError):
+        from triton.runtime.autotuner import Autotuner
+
+        # Kernels may ask for it whatever Triton's switch says, as flash-linear-attention's do.
+        Autotuner.cache_results = property(lambda self: False, lambda self, asked: None)
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:

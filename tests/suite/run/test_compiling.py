@@ -6,12 +6,13 @@ import dataclasses
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
-from kernelmark.suite.run.compiling import FEW, Compiling, Ended, ahead, dealt
+from kernelmark.suite.run.compiling import FEW, Compiling, RowEnded, ahead, dealt
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_each_row_ends_and_costs_no_other(make, processes, root):
     made, cells = make(
         (16, 32), ("plain", "wrong", "killed", "hangs", "fails", "unable", "absent"), deadline_s=1.5
     )
-    ended: list[Ended] = []
+    ended: list[RowEnded] = []
     assert made.run(cells, ended.append) > 0
     found = {}
     for x in ended:
@@ -54,7 +55,7 @@ def test_a_worker_that_cannot_start_is_told_of_each_row(make, tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\nexit 7\n")
     broken.chmod(0o755)
-    ended: list[Ended] = []
+    ended: list[RowEnded] = []
     dataclasses.replace(made, python=lambda name: broken).run(cells, ended.append)
     assert [(x.status, x.reason) for x in ended] == [("error", "its process ended with exit code 7")] * 2
 
@@ -64,7 +65,7 @@ def test_who_is_still_at_work_is_not_waited_for(make, processes):
     made, cells = make((16,), ("plain", "hangs"))
     before = set(processes.children(os.getpid()))
 
-    def interrupted(ended: Ended) -> None:
+    def interrupted(ended: RowEnded) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
@@ -110,33 +111,83 @@ import json
 import os
 from pathlib import Path
 
+import triton
+import triton.language as tl
+
 REQUIRES = ("torch",)
 
 
+def kernel(x, N: tl.constexpr):
+    tl.store(x, N)
+
+
 def chooses(case):
-    """Tells what its process may keep of what it chooses."""
+    """Tells what of its choices is left where the next process looks."""
     import torch._functorch.config
     import torch._inductor.config
+    from torch._inductor.codecache import PersistentCache
 
-    kept = torch._inductor.config.fx_graph_cache, torch._inductor.config.autotune_local_cache
-    kept += (torch._functorch.config.enable_autograd_cache,)
-    folders = {x: os.environ.get(x) for x in ("HELION_CACHE_DIR", "QUACK_CACHE_DIR", "TILELANG_CACHE_DIR")}
-    told = {"kept": kept, "folders": folders, "triton": os.environ["TRITON_CACHE_AUTOTUNING"]}
+    cache = PersistentCache()
+    path = cache.get_local_cache_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cache.update_local_cache({"tiles": 64})
+    tuned = triton.autotune([triton.Config({"N": 1})], [], cache_results=True)(triton.jit(kernel))
+    graphs = torch._inductor.config.fx_graph_cache, torch._functorch.config.enable_autograd_cache
+    folders = [os.environ[x] for x in ("HELION_CACHE_DIR", "QUACK_CACHE_DIR", "TILELANG_CACHE_DIR")]
+    told = {"tiles": path.exists(), "tuned": tuned.cache_results, "graphs": graphs, "folders": folders}
     Path(__file__).with_name("told").write_text(json.dumps(told))
     return lambda x: x * 2
 
 
-IMPLEMENTATIONS = {"double": {"chooses": chooses}}
+def replaces(case):
+    """Leaves something in the process that others would compile with."""
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    return lambda x: x * 2
+
+
+IMPLEMENTATIONS = {"double": {"replaces": replaces, "chooses": chooses}}
 '''
 
 
-def test_what_compilers_choose_is_not_kept(make, root, tmp_path):
-    (root / "baselines" / "chooses.py").write_text(CHOOSES)
+def test_what_compilers_choose_is_not_kept(make, root, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    (root / "baselines" / "choices.py").write_text(CHOOSES)
     made, cells = make((16,), ("chooses",))
-    ended: list[Ended] = []
+    ended: list[RowEnded] = []
     made.run(cells, ended.append)
-    assert [x.status for x in ended] == ["ok"]
+    assert [(x.status, x.reason) for x in ended] == [("ok", None)]
     told = json.loads((root / "baselines" / "told").read_text())
-    assert told["kept"] == [False, False, False]
-    assert told["triton"] == "0"
-    assert {Path(x).parent for x in told["folders"].values()} == {tmp_path / "scratch"}
+    assert (told["tiles"], told["tuned"], told["graphs"]) == (False, False, [False, False])
+    assert {Path(x).parent for x in told["folders"]} == {tmp_path / "scratch"}
+
+
+def test_what_one_row_switches_is_put_back_for_the_next(make, root):
+    asked = "    import torch\n\n    assert not torch.are_deterministic_algorithms_enabled()\n"
+    text = CHOOSES.replace("    cache = PersistentCache()", asked + "    cache = PersistentCache()")
+    (root / "baselines" / "choices.py").write_text(text)
+    made, cells = make((16,), ("replaces", "chooses"), processes=1)
+    ended: list[RowEnded] = []
+    made.run(sorted(cells, key=lambda x: x.implementation.name, reverse=True), ended.append)
+    assert [(x.cell.implementation.name, x.status, x.reason) for x in ended] == [
+        ("replaces", "ok", None), ("chooses", "ok", None)
+    ]  # fmt: skip
+
+
+def test_what_listens_raises_at_once(make):
+    """And the others, at work for longer, are not waited for."""
+    made, cells = make(range(16, 16 + FEW + 1), ("plain", "hangs"))
+    assert len(dealt(cells, 2)) == 2
+    quick = [x for x in cells if x.implementation.name == "plain"]
+    slow = [x for x in cells if x.implementation.name == "hangs"]
+    elsewhere = dataclasses.replace(slow[0].implementation, apart=True)
+    apart = [dataclasses.replace(x, implementation=elsewhere) for x in slow]
+
+    def raises(ended: RowEnded) -> None:
+        raise ValueError("no disk")
+
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="no disk"):
+        made.run([*apart, *quick], raises)
+    assert time.monotonic() - begin < 60
