@@ -288,7 +288,7 @@ def test_completion(home: Home, call: Call, monkeypatch: pytest.MonkeyPatch) -> 
         (["run", "--plan", "stan"], ["standard"]),
         (["run", "--implementation", "flash_attn_4"], ["flash_attn_4"]),
         (["show", "--status", "una"], ["unavailable"]),
-        (["com"], ["compare", "completion"]),
+        (["com"], ["compile", "compare", "completion"]),
         (["validate", "ol"], ["older"]),
         (["judge", "softm"], ["softmax"]),
         (["worth", "llama-tin"], ["llama-tiny"]),
