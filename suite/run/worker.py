@@ -30,6 +30,7 @@ from ...registry.store.record import (
     PROVIDER,
     YARDSTICK,
     Case,
+    Measurement,
     Scalar,
     Status,
 )
@@ -359,26 +360,19 @@ def _compiled(
 ) -> Result:
     """A cell that is called once for what compilers leave on disk: nobody looks at its answer."""
     stages = Stages(listen=lambda name: send(Stage(name, cell.index)))
+
+    def called() -> None:
+        try:
+            with stages.stage("build"):
+                call = bench.call(implementation.load()(cell.case))
+            with stages.stage("compile"):
+                call()
+                device.synchronize()
+        finally:
+            pristine.settle()
+
     pristine.begin()
-    try:
-        with stages.stage("build"):
-            loaded = implementation.load()(cell.case)
-            call = bench.call(loaded)
-        with stages.stage("compile"):
-            call()
-            device.synchronize()
-        if (forget := getattr(loaded, "forget", None)) is not None:
-            forget()
-    except Exception as error:  # as when it is measured
-        status, reason = _judged(error)
-        result = Result(cell.index, status, f"{stages.current}: {reason}", None, stages.spent_s)
-        del error
-    else:
-        return Result(cell.index, "ok", None, None, stages.spent_s)
-    finally:
-        pristine.settle()
-    _restore(bench, device, result, send)
-    return result
+    return _tried(cell, called, stages, bench, device, send)
 
 
 def _cell(
@@ -404,14 +398,24 @@ def _cell(
         with_code=task.code_told,
         pristine=pristine,
     )
+    return _tried(cell, lambda: trial.run(lambda: implementation.load()(cell.case)), stages, bench, device, send)
+
+
+def _tried(
+    cell: TaskCell,
+    attempt: Callable[[], Measurement | None],
+    stages: Stages,
+    bench: Workbench,
+    device: Device,
+    send: Callable[[Message], None],
+) -> Result:
+    """How a cell ends; after a failure the inputs are as they were."""
     try:
-        measurement = trial.run(lambda: implementation.load()(cell.case))
+        return Result(cell.index, "ok", None, attempt(), stages.spent_s)
     except Exception as error:  # an implementation's failure is a status with a reason
         status, reason = _judged(error)
         result = Result(cell.index, status, f"{stages.current}: {reason}", None, stages.spent_s)
         del error
-    else:
-        return Result(cell.index, "ok", None, measurement, stages.spent_s)
     _restore(bench, device, result, send)
     return result
 
