@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -20,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from .group import Failure, Ranked
+from .stacks import frames
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +44,6 @@ END_S = 5.0
 TICK_S = 0.05
 LOOK_S = 1.0
 """How long to wait for a rank to say where it is."""
-FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$')
 WAITING = ("distributed/", "suite/measure/group.py", "multiprocessing/connection.py")
 """Innermost frames of a rank that waits for others."""
 
@@ -274,17 +272,11 @@ def _read(pipe: int) -> str:
 
 
 def _place(stack: str) -> str | None:
-    """File, line and function of the innermost frame; None where that waits for other ranks.
-
-    A file's name only: reasons name no paths.
-    """
-    frames = [found for line in stack.splitlines() if (found := FRAME.match(line))]
-    if not frames:
+    """File, line and function of the innermost frame; None where that waits for other ranks."""
+    found = frames(stack)
+    if not found:
         return "code that does not answer"
-    path, line, function = frames[0].groups()
-    if any(x in path for x in WAITING):
-        return None
-    return f"{PurePath(path).name}:{line} {function}"
+    return None if any(x in found[0].path for x in WAITING) else str(found[0])
 
 
 @dataclass(frozen=True)

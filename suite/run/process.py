@@ -20,6 +20,7 @@ import msgspec
 
 from ...registry.errors import HarnessError
 from ...registry.store.record import Status
+from ..measure.stacks import before_stacks, busy, of_asked
 from .forkserver import Forked, ForkServer
 from .messages import Message, Task
 from .worker import environment
@@ -30,8 +31,8 @@ KILLED_S = 60.0
 """How long one may take that was killed: a driver lets go of a GPU first, and waits for what runs there."""
 PRINTED = 4 << 20
 """Bytes of what a worker prints that are kept: a kernel may print without end."""
-LAST_WORDS = 4 << 10
-"""Bytes of its end that are kept in any case."""
+LAST_WORDS = 32 << 10
+"""Bytes of its end that are kept in any case: where it was when it was late is a hundred lines."""
 LONGEST_MESSAGE = 256 << 20
 """Bytes of a line on its pipe: the samples of a measurement are some kilobytes."""
 
@@ -74,10 +75,14 @@ class Output:
             if self._kept >= PRINTED:
                 self._log.write(b"\n[more was printed than is kept]\n")
 
+    @property
+    def end(self) -> str:
+        """The end of it all."""
+        return b"".join(self._last)[-LAST_WORDS:].decode(errors="replace")
+
     def last_lines(self) -> list[str]:
-        """The last lines that are not empty."""
-        text = b"".join(self._last)[-LAST_WORDS:].decode(errors="replace")
-        return text.strip().splitlines()[-3:]
+        """The last lines that are not empty, before it said where it was."""
+        return before_stacks(self.end).strip().splitlines()[-3:]
 
     def close(self) -> None:
         """Once all that printed has ended; what still holds the pipe open is not waited for."""
@@ -192,7 +197,9 @@ class Worker:
         """How a worker ended that did not say `done`."""
         code = self._process.wait()
         if self._late:
-            return "timeout", f"not finished within {self._allowed_s:g} s"
+            self._output.close()
+            place = busy(of_asked(self._output.end))
+            return "timeout", f"not finished within {self._allowed_s:g} s" + (f", at {place}" if place else "")
         if code < 0:
             with contextlib.suppress(ValueError):
                 return "crashed", f"its process was ended by {signal.Signals(-code).name}"
@@ -211,7 +218,8 @@ class Worker:
 
     def kill(self) -> None:
         """Ends the worker and all it started."""
-        # Asked first: a worker in a container is ended by whoever stands for it here, who waits for that.
+        # Asked first: it prints where it is, and one in a container is ended by whoever stands for it here, who
+        # waits for that.
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import inspect
 import os
@@ -514,6 +515,8 @@ def main(pipe: int) -> None:
     """Reads a task from standard input and works on it; messages go to the file descriptor `pipe`."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the supervisor, which ends us in order
+    # Asked to end before we are done, which is when we are late: where that was is printed, whatever code it is.
+    faulthandler.register(signal.SIGTERM, file=2, all_threads=True, chain=True)
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     send = _sender(os.fdopen(pipe, "wb"), task.token.encode())
     task = msgspec.structs.replace(task, token="")

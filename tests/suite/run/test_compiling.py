@@ -40,7 +40,7 @@ def test_each_row_ends_and_costs_no_other(make, processes, root):
         "plain": [("ok", None)],
         "wrong": [("ok", None)],  # nobody looks at its answer here
         "killed": [("crashed", "its process was ended by SIGKILL")],
-        "hangs": [("timeout", "not finished within 6 s")],
+        "hangs": [("timeout", "not finished within 6 s, at many.py:32 hangs")],
         "fails": [("error", "compile: ValueError: no such luck")],
         "unable": [("unsupported", "build: only on Sundays")],
     }

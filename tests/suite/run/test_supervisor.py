@@ -85,7 +85,7 @@ def test_each_end_is_a_status_and_costs_its_cell_only(make, root, told, processe
         "copy": ("ok", None),
         "wrong": ("incorrect", "verify: output: relative error 0.05, allowed 1e-05"),
         "killed": ("crashed", "verify: its process was ended by SIGKILL"),
-        "hangs": ("timeout", "verify: not finished within 5 s"),
+        "hangs": ("timeout", "verify: not finished within 5 s, at many.py:32 hangs"),
         "leaves": ("crashed", "verify: its process ended with exit code 3"),
         "hoards": ("out_of_memory", first["hoards"][1]),
         "fails": ("error", "verify: ValueError: no such luck"),
