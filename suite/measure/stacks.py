@@ -56,7 +56,6 @@ def busy(stack: list[Frame]) -> Frame | None:
     return next((x for x in stack if not any(y in x.path for y in WAITING)), stack[0] if stack else None)
 
 
-def before_stacks(text: str) -> str:
-    """What a process wrote before its stacks."""
-    found = THREAD.search(text)
-    return text[: found.start()] if found else text
+def without(text: str) -> str:
+    """What a process wrote beside stacks."""
+    return "\n".join(x for x in text.splitlines() if not (THREAD.match(x) or FRAME.match(x) or x == "  ..."))

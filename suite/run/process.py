@@ -20,7 +20,7 @@ import msgspec
 
 from ...registry.errors import HarnessError
 from ...registry.store.record import Status
-from ..measure.stacks import before_stacks, busy, of_asked
+from ..measure.stacks import busy, of_asked, without
 from .forkserver import Forked, ForkServer
 from .messages import Message, Task
 from .worker import environment
@@ -81,8 +81,8 @@ class Output:
         return b"".join(self._last)[-LAST_WORDS:].decode(errors="replace")
 
     def last_lines(self) -> list[str]:
-        """The last lines that are not empty, before it said where it was."""
-        return before_stacks(self.end).strip().splitlines()[-3:]
+        """The last lines that are not empty, without where it said that it was."""
+        return without(self.end).strip().splitlines()[-3:]
 
     def close(self) -> None:
         """Once all that printed has ended; what still holds the pipe open is not waited for."""
