@@ -202,3 +202,9 @@ def test_a_container_brings_its_shard_and_not_the_run_as_it_saw_it(tmp_path):
         path.write_bytes(journal(shard))
     assert take(folder, home) == [RUN]
     assert [x.name for x in home.shards.glob("*.jsonl")] == [f"{RUN}.2-of-3.jsonl"]
+
+
+def test_why_it_ends_is_one_sentence(home):
+    other = {2: journal(2, commit="b" * 40)}
+    with pytest.raises(HarnessError, match=r"differ in commit: they are no one run\. Go on with: "):
+        go(home, Hosts(home, other, other), attempts=2)
