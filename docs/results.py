@@ -812,8 +812,9 @@ def _steps() -> list[str]:
         f"{_count(TRAINED, 'incorrect')} rows were refused, PyTorch's own among them, for the key of the first "
         "layer after three steps: 0.41 to 0.46 of its change where 0.4 is allowed, and those that passed are at "
         "0.37 to 0.39. With other tokens it was 0.06 (run `20261128-032023-68ba`), and gradients of the first "
-        "step are within 0.031 here too: later steps take rounding further. `kernelmark_compile` was not done "
-        "in 600 s, at what is not known; rows that are late say so since.",
+        "step are within 0.031 here too: later steps take rounding further. Since then a system may be off by "
+        "1.25 times what PyTorch's own step is ([how](models.md)). `kernelmark_compile` was not done in 600 s, "
+        "at what is not known; rows that are late say so since.",
         _programs(TRAINED, columns),
         "### Some cases, older",
     ]
@@ -1167,7 +1168,8 @@ def _decoding() -> list[str]:
         "### With weights in 8 bits, a scale a row",
         _where(journal(DECODE_8_BITS)),
         _programs(DECODE_8_BITS, columns),
-        f"After tiles for matrix units get bf16 from 8 bits two numbers at a time: {_where(journal(DECODE_PAIRED))}",
+        "After tiles for matrix units get bf16 from 8 bits two numbers at a time: "
+        f"{_where(journal(DECODE_PAIRED))}",
         _programs(DECODE_PAIRED, columns),
         "### Before, several sequences by more launches, beside vLLM",
         f"{_where(journal(DECODE_VLLM))} With products in 8 bits (`e4m3`) too, by a scale a row or for 128 "

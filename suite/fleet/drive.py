@@ -99,8 +99,8 @@ def _give_up(order: Order, engine: Engine, shards: list[int], reasons: dict[int,
     # What cannot be read may be anybody's: it stands as shard 0.
     why = reasons.get(first) or reasons.get(0, "nothing came back: its host died, or its task could not start")
     raise HarnessError(
-        f"shard {first}/{order.shards} was asked for {attempts} times and is not whole. The last time: {why.rstrip('.')}. "
-        f"{again(order)}"
+        f"shard {first}/{order.shards} was asked for {attempts} times and is not whole. "
+        f"The last time: {why.rstrip('.')}. {again(order)}"
     )
 
 

@@ -24,6 +24,7 @@ from ..catalog import Catalog
 from ..definition import grid
 from ..measure.rounding import rounded
 from ..measure.verify import Incorrect
+from ..model import Bound
 from ..system import NO_CHANGES, Assembly
 from ..workload import Workload
 from . import _coarse_products as coarse_products
@@ -31,6 +32,7 @@ from . import _coarse_states as coarse
 from . import _expected as answer
 from . import _muon as muon
 from . import _pieces as pieces
+from . import _yardstick as yardstick
 from ._arms import ArmTrainer
 from ._continued import CONTINUES
 from ._hooks import HOOKS, way
@@ -216,11 +218,13 @@ def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
 
 @dataclass
 class Prepared:
-    """What all systems of a case share in a process: the answer, and, once they are measured, the rates of its
-    limit in FLOP/s and bytes/s.
+    """What all systems of a case share in a process: the answer; of a large model how far rounding alone takes
+    three steps from it (see `_yardstick`); and, once they are measured, the rates of its limit in FLOP/s and
+    bytes/s.
     """
 
     expected: answer.Expected
+    rounding: float = 0.0
     rates: tuple[float, float] | None = None
 
 
@@ -259,13 +263,17 @@ def prepare_large(case: Case, session: Session) -> Prepared:
     if longest is not None and longest < r.S:
         raise NotImplementedError(f"{r.chosen.name} has positions for {longest} tokens, not {r.S}")
     _fitting(r, session)
-    compute = muon.compute if r.hidden else answer.compute
+    compute, check = (muon.compute, muon.check_weights) if r.hidden else (answer.compute, answer.check_weights)
     held = r.checked if sliced(case) else r
     with session.device.growing():
         try:
-            return Prepared(compute(held, pieces.in_pieces(catalog()), session.seed, session.device.torch_device))
+            expected = compute(held, pieces.in_pieces(catalog()), session.seed, session.device.torch_device)
         finally:
             session.device.release()
+    try:
+        return Prepared(expected, yardstick.change(held, catalog(), session, expected, check))
+    finally:
+        session.device.release()
 
 
 def sliced(case: Case) -> bool:
@@ -453,8 +461,13 @@ class Program:
             check = coarse_products.check_weights
         if getattr(trainer, "coarse_states", False):
             check = coarse.check_weights
-        found = check(trainer, r, self.expected, self.session.seed, self.bound)
+        found = check(trainer, r, self.expected, self.session.seed, self._bound_of_weights(trainer))
         self.errors["change_error"] = max(self.errors["change_error"], found)
+
+    def _bound_of_weights(self, trainer: Trainer) -> Bound:
+        """What three steps may be off by: PyTorch's own parts say what rounding to the case's dtype alone does."""
+        plain = getattr(trainer, "products", self.recipe.products) == self.recipe.dtype
+        return yardstick.allowed(self.bound, self.prepared.rounding) if plain else self.bound
 
     def _checked(self, what: str, trainer: Trainer, loss: float, expected: answer.Step) -> None:
         loss = fmean(self.group.every(loss))
@@ -556,11 +569,17 @@ class Program:
         )
 
     def _remarks(self) -> tuple[str, ...]:
-        if not self.sliced:
-            return self.left.remarks
-        layers = self.recipe.checked.chosen.configuration.layers
-        whole = self.recipe.chosen.configuration.layers
-        return (f"checked with {layers} of its {whole} layers", *self.left.remarks)
+        told = []
+        if self.sliced:
+            layers = self.recipe.checked.chosen.configuration.layers
+            whole = self.recipe.chosen.configuration.layers
+            told.append(f"checked with {layers} of its {whole} layers")
+        if self.errors["change_error"] > self.bound.change:
+            told.append(
+                f"three steps are off by more than {self.bound.change:g}, as PyTorch's own are by "
+                f"{self.prepared.rounding:.3g}: up to {yardstick.ROOM:g} times that is allowed"
+            )
+        return (*told, *self.left.remarks)
 
 
 def _finite(x: float) -> bool:
@@ -587,7 +606,7 @@ class Train(Workload):
         chosen, model = r.chosen, r.chosen.model
         own = (model.module, model.weights, repr(chosen.configuration), repr(sorted(model.bounds.items())))
         if r.large:
-            parts = (pieces.loss, pieces.update)
+            parts = (pieces.loss, pieces.update, yardstick.change, yardstick.allowed, yardstick.ROOM)
             how = (prepare_large, self.measure, muon.compute, muon.check_weights, *parts, *self.definition)
         elif r.hidden:
             how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
