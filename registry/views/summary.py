@@ -17,6 +17,8 @@ from .grouping import CaseRows, cases
 
 SIZE = re.compile(r"(?<![\w.])(\d+\.\d+)(?= GiB)")
 """Of a remark, what may be another in each row."""
+MANY = 6
+"""So many implementations are counted where they have one remark, not named."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ def _remarked(journal: Journal) -> list[str]:
     """
     found: dict[tuple[str, ...], dict[str, None]] = {}
     sizes: dict[tuple[str, ...], list[str]] = {}
+    all_names = {x.implementation for x in journal.records if x.measurement is not None}
     for record in journal.records:
         for remark in record.measurement.remarks if record.measurement is not None else ():
             parts = SIZE.split(remark, maxsplit=1)
@@ -201,7 +204,10 @@ def _remarked(journal: Journal) -> list[str]:
         few = sorted(sizes[alike], key=float)
         return " to ".join(dict.fromkeys((few[0], few[-1]))).join(alike) if few else alike[0]
 
-    return [f"{', '.join(names)}: {said(alike)}." for alike, names in found.items()][:20]
+    def named(names: Sequence[str]) -> str:
+        return ", ".join(names) if len(names) < MANY else f"{len(names)} of {len(all_names)} implementations"
+
+    return [f"{named(list(names))}: {said(alike)}." for alike, names in found.items()][:20]
 
 
 def _slowed(throttled: Sequence[Row], header: Header) -> str:
