@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ._launch import _device, likeness, prepared
@@ -96,6 +97,10 @@ def operator(
     kernels run; torch.compile, fake tensors and subclasses see the registered operator.
     """
     name, _, signature = schema.partition("(")
+    taken = [x.strip().split() for x in signature.rpartition(" -> ")[0].rstrip(")").split(",")]
+    written = [i for i, (kind, _) in enumerate(taken) if kind.startswith("Tensor(") and not kind.endswith("[]")]
+    if isinstance(launch, prepared):
+        launch.numbers = {i: x for i, (kind, x) in enumerate(taken) if kind in ("float", "int", "bool")}
     registered = below = _defined(name, signature, launch, fake)
     eager = launch
     if backward is not None:
@@ -112,22 +117,35 @@ def operator(
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or _transforming():
             return dispatched(*arguments)
+        if forward_ad._current_level >= 0 and any(map(_dual, arguments)):
+            raise NotImplementedError(f"{name} has no derivative in forward mode")
         if isinstance(launch, prepared):
             alike, differentiate = likeness(arguments)
             if alike is None:
                 return dispatched(*arguments)
             if differentiate and eager is not launch:
                 return eager(alike, *arguments)
-            return launch.run(alike, arguments)
-        differentiate = False
-        for x in arguments:
-            if isinstance(x, torch.Tensor):
-                if type(x) not in _PLAIN:
-                    return dispatched(*arguments)
-                differentiate |= x.requires_grad
-        return (eager if differentiate and torch.is_grad_enabled() else launch)(*arguments)
+            found = launch.run(alike, arguments)
+        else:
+            differentiate = False
+            for x in arguments:
+                if isinstance(x, torch.Tensor):
+                    if type(x) not in _PLAIN:
+                        return dispatched(*arguments)
+                    differentiate |= x.requires_grad
+            found = (eager if differentiate and torch.is_grad_enabled() else launch)(*arguments)
+        for i in written:
+            # As PyTorch's operators in place do: autograd refuses gradients by what was there before.
+            if not arguments[i].is_inference():
+                torch.autograd.graph.increment_version(arguments[i])
+        return found
 
     return call
+
+
+def _dual(x: Any) -> bool:
+    """Whether forward-mode derivatives are asked for by an argument."""
+    return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
 def _defined(name: str, signature: str, launch: Callable[..., Any], fake: Callable[..., Any]) -> Any:

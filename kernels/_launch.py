@@ -83,7 +83,7 @@ class prepared:
     current one. `check` sees arguments before they are prepared for.
     """
 
-    __slots__ = ("_check", "_prepare", "_runs")
+    __slots__ = ("_check", "_prepare", "_runs", "numbers")
 
     def __init__(
         self, prepare: Callable[..., Callable[..., Any]], check: Callable[..., None] | None = None
@@ -91,6 +91,8 @@ class prepared:
         self._prepare = prepare
         self._check = check
         self._runs: dict[tuple[Any, ...], tuple[int | None, Callable[..., Any]]] = {}
+        self.numbers: dict[int, str] = {}
+        """Names of arguments by place that are numbers. A tensor there would be what it was at the first call."""
         _everything.append(self)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -113,6 +115,9 @@ class prepared:
 
     def _first(self, alike: tuple[Any, ...] | None, arguments: tuple[Any, ...]) -> Any:
         """The call of arguments that nothing is prepared for."""
+        for i, name in self.numbers.items():
+            if isinstance(arguments[i], torch.Tensor):
+                raise TypeError(f"{name} must be a number, not a tensor")
         if self._check is not None:
             self._check(*arguments)
         index = next((x.device.index for x in arguments if isinstance(x, torch.Tensor)), None)

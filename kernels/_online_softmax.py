@@ -9,6 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+"""The lowest finite fp32 number. As a row's first maximum it is below every finite one, and unlike -inf it can be
+subtracted from -inf: what is -inf gets a weight of 0 and no NaN."""
+
 
 @triton.jit
 def weighted(scores, row_max, row_sum, scale, OFFSET: tl.constexpr = 0):  # type: ignore[no-untyped-def]  # Triton's types are its own
@@ -42,6 +46,15 @@ def weighted_if_seen(scores, row_max, row_sum):  # type: ignore[no-untyped-def] 
 
 
 @triton.jit
+def lowered(highest, top):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """exp(highest - top) of maxima, `LOWEST` among them, whose difference from a large one is no fp32 number, nor
+    log₂e times that from another: halves of both are.
+    """
+    LOG2E: tl.constexpr = 1.4426950408889634
+    return tl.exp2(tl.maximum(highest * 0.5 - top * 0.5, -500.0) * (2.0 * LOG2E))
+
+
+@triton.jit
 def with_terms(x, highest, total):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """A lane's maximum and its sum of exp(x - maximum), with a row of x a lane added. The maximum begins finite,
     so that the difference of two is never NaN.
@@ -50,12 +63,11 @@ def with_terms(x, highest, total):  # type: ignore[no-untyped-def]  # Triton's t
     # m' = max(m, max x), Σ' = Σ · exp(m - m') + Σ exp(x - m')
     higher = tl.maximum(highest, tl.max(x, 1))
     terms = tl.exp2((x - higher[:, None]) * LOG2E)
-    return higher, total * tl.exp2((highest - higher) * LOG2E) + tl.sum(terms, 1)
+    return higher, total * lowered(highest, higher) + tl.sum(terms, 1)
 
 
 @triton.jit
 def over_lanes(highest, total):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(maximum, sum of exp(x - maximum)) of all lanes."""
-    LOG2E: tl.constexpr = 1.4426950408889634
     top = tl.max(highest, 0)
-    return top, tl.sum(total * tl.exp2((highest - top) * LOG2E), 0)
+    return top, tl.sum(total * lowered(highest, top), 0)

@@ -29,6 +29,14 @@ def sigmoid(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
+def floored(log):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """log₂ of decays, none below -150, which is a factor of 0 in fp32: sums of them have differences. One of -inf,
+    with which a state begins anew, would have none, and one of -1e9 would leave the others no digits. NaN stays.
+    """
+    return tl.where(log < -150.0, -150.0, log)
+
+
+@triton.jit
 def softplus(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """log(1 + exp(x)) in fp32, without overflow, and with full relative accuracy where it is small.
 

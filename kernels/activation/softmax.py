@@ -30,7 +30,7 @@ from .._common import (
 )
 from .._grid_barrier import MOST, arrive_and_wait, phase, slots
 from .._launch import Launch, prepared
-from .._online_softmax import over_lanes, with_terms
+from .._online_softmax import LOWEST, over_lanes, with_terms
 from .._rows import PLAIN, Access, access, boundary, get, get_part, parts_of, put, put_part, same_rows, shift_of
 
 LIMIT = 64 if INTERPRETED else 24576
@@ -155,7 +155,7 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Maximum and sum of exp(x - maximum) over columns shift to end."""
     at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     # Finite, so that the difference of two is never NaN.
-    highest = tl.full([LANES], -1.0e38, tl.float32)
+    highest = tl.full([LANES], LOWEST, tl.float32)
     total = tl.zeros([LANES], tl.float32)
     for first in range(0, end, LANES * EACH):
         col = first + at
@@ -231,7 +231,7 @@ def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
     held = get(x, col, shift, end, True, float("-inf"), "", VECTOR, SHIFTED)
     if SUM:
         # Finite, so that the difference of two is never NaN.
-        top = tl.maximum(tl.max(held.to(tl.float32), 0), -1.0e38)
+        top = tl.maximum(tl.max(held.to(tl.float32), 0), LOWEST)
         tl.store(sums + tl.program_id(0), top)
         tl.store(
             sums + tl.num_programs(0) + tl.program_id(0), tl.sum(tl.exp2((held.to(tl.float32) - top) * LOG2E), 0)
@@ -243,7 +243,7 @@ def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
         part = tl.arange(0, ALL)
         # Written by other programs of this launch: not from the multiprocessor's own cache.
         at = sums + row * pieces + part
-        highest = tl.load(at, part < pieces, -1.0e38, cache_modifier=".cg")
+        highest = tl.load(at, part < pieces, LOWEST, cache_modifier=".cg")
         total = tl.load(at + tl.num_programs(0), part < pieces, 0.0, cache_modifier=".cg")
         top, total = over_lanes(highest, total)
         share = 1.0 / total

@@ -38,6 +38,9 @@ HOPPER = ("forward", "backward")
 TAKEN = frozenset({("forward", "sinks"), ("forward", "cap"), ("backward", "sinks"), ("backward", "cap")})
 """By pass what those kernels do of sinks and caps; the rest is the portable kernels'."""
 
+LARGEST_CAP = 1000.0
+"""Of caps above it scores over them are so small that fp16, in which those kernels take tanh, has few digits."""
+
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Of queries, keys and values, or these themselves."""
 Path = Literal["pointers", "descriptors", "hopper"]
@@ -146,7 +149,8 @@ def launch_forward(
 
 def _portable(part: Literal["forward", "backward"], sinks: torch.Tensor | None, cap: float) -> bool:
     """Whether the portable kernels alone compute this pass."""
-    return (sinks is not None and (part, "sinks") not in TAKEN) or (cap > 0 and (part, "cap") not in TAKEN)
+    capped = cap > LARGEST_CAP or (cap > 0 and (part, "cap") not in TAKEN)
+    return capped or (sinks is not None and (part, "sinks") not in TAKEN)
 
 
 def _section(q: torch.Tensor, k: torch.Tensor, causal: bool, window: int) -> int:
@@ -260,7 +264,11 @@ def launch_backward(
     dq, dk, dv = gradients or (like(q), like(k), like(v))
     ds = like_sinks(q, sinks)
     if dq.numel() == 0 or dk.numel() == 0:
-        return dq.zero_(), dk.zero_(), dv.zero_(), ds.zero_()
+        ds.zero_()
+        if sinks is not None and grad_lse is not None and Sk == 0:
+            # A row that sees no key has its sink for its log-sum-exp.
+            ds.copy_(LOG2E * grad_lse.sum((0, 2)))
+        return dq.zero_(), dk.zero_(), dv.zero_(), ds
     q, k, v, grad = row_contiguous(q), row_contiguous(k), row_contiguous(v), row_contiguous(grad)
     hopper = hopper_modules(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
     wide = hopper is not None and hopper.wide.takes(q, k, v)

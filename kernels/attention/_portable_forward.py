@@ -14,11 +14,10 @@ import triton.language as tl
 
 from .._common import on
 from .._launch import Launch
-from .._online_softmax import weighted
+from .._online_softmax import LOWEST, weighted
 from ._tile_functions import (
     LOG2E,
     LOG2E_ON_DEVICE,
-    LOWEST,
     capped,
     load_tile,
     program_place,

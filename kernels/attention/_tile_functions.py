@@ -11,9 +11,6 @@ import triton.language as tl
 
 LOG2E = 1.4426950408889634
 LOG2E_ON_DEVICE = tl.constexpr(LOG2E)
-LOWEST = tl.constexpr(-3.4028234663852886e38)
-"""The lowest finite fp32 number. As the first maximum of a row's scores it is below every finite one, and unlike
--inf it can be subtracted from -inf: a row whose scores are all -inf gets a weight of 0 and no NaN."""
 
 
 @triton.jit
@@ -120,7 +117,12 @@ def seen_by(rows, columns, S, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):  # ty
 @triton.jit
 def capped(scores, scale, CAP: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(scores, slope): CAP · tanh(score / CAP) of scores that `scale`, with its log₂e, makes those of base 2, in
-    the same units, and its derivative. tanh(x) = 1 - 2 / (1 + e^2x), in base 2 as well.
+    the same units, and its derivative. tanh(x) = 1 - 2 / (1 + e^2x), in base 2 as well; near 0, where that has few
+    digits left, x - x³ / 3 + 2 x⁵ / 15.
     """
-    level = 1.0 - 2.0 / (1.0 + tl.exp2(scores * (scale * (2.0 / CAP))))
+    twice = scores * (scale * (2.0 / CAP))
+    x = twice * (0.5 / LOG2E_ON_DEVICE)
+    square = x * x
+    near = x * (1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0)))
+    level = tl.where(square < 0.01, near, 1.0 - 2.0 / (1.0 + tl.exp2(twice)))
     return level * (CAP * LOG2E_ON_DEVICE / scale), 1.0 - level * level

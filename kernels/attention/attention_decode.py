@@ -25,6 +25,8 @@ from ._tile_functions import LOG2E, LOG2E_ON_DEVICE, capped
 
 RESIDENT = 4
 """Programs that a multiprocessor holds at a time, with tiles of one wave."""
+LARGEST = 64 * 1024
+"""Bytes of a program's queries where shared memory is large, else half of them; of more, some tokens at a time."""
 
 
 def attention_decode(
@@ -140,6 +142,9 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
         row_sum = tl.where(row_max == float("-inf"), 0.0, 1.0)
     lane = tl.arange(0, c.keys)
     last = length - c.queries + token
+    # Caches may lie with their heads outermost: a head's place has more than 32 bits then.
+    k_head = head.to(tl.int64) * k_strides[2]
+    v_head = head.to(tl.int64) * v_strides[2]
     for start in tl.range(low, high, c.keys, num_stages=c.stages):
         column = start + lane
         seen = column < high
@@ -152,8 +157,8 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
         else:
             place = batch
             within = column
-        key_at = place * k_strides[0] + within.to(tl.int64) * k_strides[1] + head * k_strides[2]
-        value_at = place * v_strides[0] + within.to(tl.int64) * v_strides[1] + head * v_strides[2]
+        key_at = place * k_strides[0] + within.to(tl.int64) * k_strides[1] + k_head
+        value_at = place * v_strides[0] + within.to(tl.int64) * v_strides[1] + v_head
         loaded = seen[:, None] & (width < c.D)[None, :]
         keys = tl.load(k + key_at[:, None] + width[None, :], loaded, 0.0)
         # S = Q·Kᵀ
@@ -239,6 +244,17 @@ def launch(
         block_table = block_table.contiguous()
     page, heads = k_cache.shape[1], k_cache.shape[2]
     groups = H // heads
+    width = max(16, power_of_2(D))
+    held = LARGEST if roomy(capability(q.device)) else LARGEST // 2
+    most = held // (width * groups * q.element_size())
+    if most == 0:
+        raise NotImplementedError(f"q has {groups} heads a key head, too many of {D} columns for one program")
+    if Sq > most and tile is None:
+        for first in range(0, Sq, most):
+            some = q[:, first : first + most]
+            left = (lengths - (Sq - first - some.shape[1])).clamp_min_(0)
+            out[:, first : first + most] = launch(some, k_cache, v_cache, block_table, left, sinks, cap, parts)
+        return out
     tokens = page if block_table is None else page * block_table.shape[1]
     rows = max(16, power_of_2(Sq * groups))
     tile = tile or tile_for(rows, D, q.element_size(), block_table is not None, capability(q.device))
@@ -248,7 +264,6 @@ def launch(
     if parts > 1:
         sums = torch.empty((B, Sq, H, parts, D), dtype=torch.float32, device=q.device)
         levels = torch.empty((B, Sq, H, parts), dtype=torch.float32, device=q.device)
-    width = max(16, power_of_2(D))
     c = Config(
         Sq, groups, D, rows, tile.keys, width, 0 if block_table is None else page, parts == 1, tile.stages,
         cap,

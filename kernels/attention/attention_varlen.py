@@ -25,10 +25,10 @@ import triton
 import triton.language as tl
 
 from .._common import capability, cdiv, check, choice, on, operator, power_of_2, roomy
-from .._online_softmax import weighted
-from ._dispatch import like_sinks
+from .._online_softmax import LOWEST, weighted
+from ._dispatch import LARGEST_CAP, like_sinks
 from ._portable_backward import planned_gradient_in_sinks
-from ._tile_functions import LOG2E, LOG2E_ON_DEVICE, LOWEST, capped, seen_by, walk_span
+from ._tile_functions import LOG2E, LOG2E_ON_DEVICE, capped, seen_by, walk_span
 from ._tiling import Tiles, bounded, modest, row_contiguous, tile_width
 
 HOPPER = ("forward", "backward")
@@ -669,9 +669,12 @@ def _launch_forward(
     starts, key_starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
     sinks = None if sinks is None else sinks.contiguous()
     hopper = _hopper(q.device)
+    if cap > LARGEST_CAP:
+        hopper = None
     if hopper is not None and "forward" in HOPPER and hopper.forward.takes(q, k, v, max_seqlen_q):
         table, rows = listed(starts, key_starts, T, hopper.forward.unit(D))
-        window = bounded(window, max_seqlen_q, max_seqlen_k)
+        # Not by the longest sequence, which may be said to be less than it is: that costs time and nothing else.
+        window = bounded(window, T, k.shape[0])
         hopper.forward.forward(q, k, v, out, lse, table, rows, causal, window, sinks, cap)
         return out, lse
     q, k, v = row_contiguous(q), row_contiguous(k), row_contiguous(v)

@@ -42,7 +42,8 @@ def _chunks(
     """Of each chunk: what it adds to the state, what it keeps of it, its own part of o, and each position's share
     of the state before the chunk.
     """
-    queries, keys, values, logs = _cut(q), _cut(k), _cut(v), _cut(g).cumsum(-1)
+    # No logarithm below -104, which is a factor of 0 in fp32: sums with -inf among them have no differences.
+    queries, keys, values, logs = _cut(q), _cut(k), _cut(v), _cut(g).clamp(min=-104.0).cumsum(-1)
     seen = torch.ones(CHUNK, CHUNK, dtype=torch.bool).tril()
     decays = (logs[..., :, None] - logs[..., None, :]).masked_fill(~seen, float("-inf")).exp()
     inner = (queries @ keys.mT * decays) @ values

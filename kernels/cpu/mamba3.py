@@ -71,7 +71,8 @@ def _chunks(
     share = torch.sigmoid(trap.float())
     now = share * dt.float()
     after = torch.nn.functional.pad(((1 - share) * dt.float())[:, 1:], (0, 0, 0, 1))
-    given, logs, own, weight = _cut(x), _cut(adt).cumsum(-1), _cut(now), _cut(now + after)
+    # No logarithm below -104, which is a factor of 0 in fp32: sums with -inf among them have no differences.
+    given, logs, own, weight = _cut(x), _cut(adt).clamp(min=-104.0).cumsum(-1), _cut(now), _cut(now + after)
     earlier = torch.ones(CHUNK, CHUNK, dtype=torch.bool).tril(-1)
     factor = (logs[..., :, None] - logs[..., None, :]).masked_fill(~earlier, float("-inf")).exp()
     factor = factor * weight[..., None, :] + torch.diag_embed(own)

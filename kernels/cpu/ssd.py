@@ -66,7 +66,8 @@ def _chunks(
     if softplus:
         step = torch.nn.functional.softplus(step)
     step = _cut(step).transpose(2, 3)
-    logs = (step * A.float()[:, None]).cumsum(-1)
+    # No logarithm below -104, which is a factor of 0 in fp32: sums with -inf among them have no differences.
+    logs = (step * A.float()[:, None]).clamp(min=-104.0).cumsum(-1)
     rows, (given, written, read) = logs[..., -1:], (_cut(t) for t in (x, B, C))
     padding = -ids.shape[1] % CHUNK
     own = torch.cat((ids, ids[:, -1:].expand(-1, padding)), 1).unflatten(1, (-1, CHUNK))

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .._common import INTERPRETED, cdiv, multiprocessors, operator, power_of_2
 from .._launch import Launch, prepared
-from .._online_softmax import over_lanes, with_terms
+from .._online_softmax import LOWEST, lowered, over_lanes, with_terms
 from .._rows import (
     PLAIN,
     Access,
@@ -75,7 +75,7 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
     at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     end = shift + V
     # Finite, so that the difference of two is never NaN.
-    highest = tl.full([LANES], -1.0e38, tl.float32)
+    highest = tl.full([LANES], LOWEST, tl.float32)
     total = tl.zeros([LANES], tl.float32)
     plain = tl.zeros([LANES], tl.float32)
     for start in range(0, end, LANES * EACH):
@@ -178,7 +178,7 @@ def _short_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     t = tl.load(target + row, inside, 0)
     hit = tl.load(logits + row * stride + t, inside & (t >= 0) & (t < V), float("nan")).to(tl.float32)
     held = ()
-    highest = tl.full([ROWS, PART], -1.0e38, tl.float32)
+    highest = tl.full([ROWS, PART], LOWEST, tl.float32)
     plain = tl.zeros([ROWS, PART], tl.float32)
     for i in tl.static_range(PARTS):
         x = get_part(source, shift, end, inside, float("-inf"), i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
@@ -221,7 +221,7 @@ def _pieces_of_rows(  # type: ignore[no-untyped-def]  # Triton's types are its o
     end = shift + V
     x = get(source, col, shift, end, True, float("-inf"), "", VECTOR, SHIFTED).to(tl.float32)
     # Finite, so that the difference of two is never NaN.
-    top = tl.maximum(tl.max(x, 0), -1.0e38)
+    top = tl.maximum(tl.max(x, 0), LOWEST)
     count = tl.num_programs(0)
     tl.store(sums + at, top)
     tl.store(sums + count + at, tl.sum(tl.exp2((x - top) * LOG2E), 0))
@@ -247,17 +247,16 @@ def _joined_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     SQUARE: tl.constexpr,
 ):
     """Loss and log-sum-exp of one row from what `_pieces_of_rows` has of it."""
-    LOG2E: tl.constexpr = 1.4426950408889634
     row = tl.program_id(0).to(tl.int64)
     t = tl.load(target + row)
     hit = tl.load(logits + row * stride + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
     part = tl.arange(0, ALL)
     at = sums + row * pieces + part
     count = tl.num_programs(0) * pieces
-    tops = tl.load(at, part < pieces, -1.0e38)
+    tops = tl.load(at, part < pieces, LOWEST)
     # Σ = Σᵢ Σᵢ' exp(mᵢ - m) over pieces with maximum mᵢ and sum Σᵢ'
     top = tl.max(tops, 0)
-    total = tl.load(at + count, part < pieces, 0.0) * tl.exp2((tops - top) * LOG2E)
+    total = tl.load(at + count, part < pieces, 0.0) * lowered(tops, top)
     rest = tl.log(tl.sum(total, 0))
     mean = 0.0
     if SMOOTH:

@@ -4,6 +4,7 @@ where that lies.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -43,7 +44,12 @@ def _empty(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def _launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     _check(x, weight, bias)
-    return matmul(x.reshape(-1, x.shape[-1]), weight.t(), bias).view(*x.shape[:-1], weight.shape[0])
+    return matmul(_rows(x), weight.t(), bias).view(*x.shape[:-1], weight.shape[0])
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """(…, K) as (M, K), of K = 0 as well."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def main_grad(weight: torch.Tensor) -> torch.Tensor | None:
@@ -70,10 +76,10 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
-    given = dy.reshape(-1, dy.shape[-1])
+    given = _rows(dy)
     wanted = ctx.needs_input_grad
     dx = matmul(given, weight).view(x.shape) if wanted[0] else None
-    dweight = weight_gradient(given, x.reshape(-1, x.shape[-1]), ctx.into) if wanted[1] else None
+    dweight = weight_gradient(given, _rows(x), ctx.into) if wanted[1] else None
     return dx, dweight, given.sum(0) if wanted[2] else None
 
 

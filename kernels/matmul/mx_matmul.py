@@ -62,6 +62,8 @@ def mx_matmul(
     check("scales", scales, shape=(q.shape[0], across), like=x, dtypes=_SCALES[format])
     if format == "nvfp4":
         check("scale", scale, like=x, dtypes=(torch.float32,))
+        if scale is not None and scale.numel() != 1:
+            raise ValueError(f"scale has shape {tuple(scale.shape)}, expected one number")
     elif scale is not None:
         raise ValueError(f"scale is given, but {format} has none")
     if x.dtype == torch.float8_e4m3fn:

@@ -12,6 +12,9 @@ import triton.language as tl
 
 from .._common import INTERPRETED, INTERPRETING, cdiv, check, on, operator, tf32
 
+LEAST = 1e-20
+"""What a gradient is divided by at least. Squares of a norm below about 1e-22 are no fp32 numbers."""
+
 TILE = 16 if INTERPRETED else 128
 """Rows and columns of a program's tile."""
 STEP = 16 if INTERPRETED else 64
@@ -118,7 +121,7 @@ def _launch(grads: torch.Tensor, steps: int) -> torch.Tensor:
     norm = torch.linalg.vector_norm(grads, dim=(1, 2), keepdim=True, dtype=torch.float32)
     x = torch.empty(grads.shape, dtype=grads.dtype, device=grads.device)
     # Divided in fp32 and rounded once; a norm of zero leaves zeros.
-    torch.div(grads, norm.clamp_min_(torch.finfo(torch.float32).tiny), out=x)
+    torch.div(grads, norm.clamp_min_(LEAST), out=x)
     if x.numel() == 0:
         return x
     T, M, N = x.shape

@@ -122,7 +122,8 @@ def _factors(  # type: ignore[no-untyped-def]  # Triton's types are its own
         factor = tl.where(exponent == 255, 0x7FC00000, (254 - power) << 23).to(tl.float32, bitcast=True)
         return power.to(tl.uint8), factor
     whole = tl.load(scale)
-    wanted = largest / (6.0 * whole)
+    # Of a tensor of zeros the scale over all is 0 as well, and 0 / 0 no number.
+    wanted = tl.where(largest == 0.0, 0.0, largest / (6.0 * whole))
     wanted = tl.where(wanted > 448.0, 448.0, wanted)
     part = on_e4m3(wanted) * whole
     return wanted.to(tl.float8e4nv).to(tl.uint8, bitcast=True), tl.where(part == 0.0, 0.0, 1.0 / part)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from .._common import assembles, cdiv
-from .._pointwise import sigmoid, silu, silu_slope
+from .._pointwise import floored, sigmoid, silu, silu_slope
 from ._ssd_forward import (
     Extent,
     Recurrence,
@@ -161,7 +161,7 @@ def _weights(  # type: ignore[no-untyped-def]  # Triton's types are its own
     now = own * sigmoid(tl.load(share, inside, 0.0).to(tl.float32))
     after = tl.load(step + dt_strides.position, followed, 0.0).to(tl.float32)
     after *= sigmoid(-tl.load(share + trap_strides.position, followed, 0.0).to(tl.float32))
-    sums = tl.cumsum(tl.load(log, inside, 0.0).to(tl.float32) * 1.4426950408889634, 0)  # log₂e
+    sums = tl.cumsum(floored(tl.load(log, inside, 0.0).to(tl.float32) * 1.4426950408889634), 0)  # log₂e
     at = (batch * H + heads)[:, None] * (chunks * CHUNK) + rows[None, :]
     mask = (heads < H)[:, None]
     tl.store(weights.step + at, tl.trans(own), mask)

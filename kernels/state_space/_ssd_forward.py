@@ -25,7 +25,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .._common import INTERPRETED, cdiv, power_of_2
-from .._pointwise import softplus
+from .._pointwise import floored, softplus
 
 ENTRIES = 1024
 """Numbers of a state that one program of the scan over segments has."""
@@ -212,11 +212,11 @@ def _steps(  # type: ignore[no-untyped-def]  # Triton's types are its own
         value = softplus(value)
     value = tl.where(inside, value, 0.0)
     if GATES:
-        sums = tl.cumsum(value * 1.4426950408889634, 0)  # log₂e
+        sums = tl.cumsum(floored(value * 1.4426950408889634), 0)  # log₂e
         value = tl.where(inside, 1.0, 0.0)
     else:
         rate = tl.load(A + heads, heads < H, 0.0).to(tl.float32) * 1.4426950408889634
-        sums = tl.cumsum(value * rate[None, :], 0)
+        sums = tl.cumsum(floored(value * rate[None, :]), 0)
     at = (batch * H + heads)[:, None] * (chunks * CHUNK) + rows[None, :]
     tl.store(step + at, tl.trans(value), (heads < H)[:, None])
     tl.store(decay + at, tl.trans(sums), (heads < H)[:, None])

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from .._common import cdiv, check, needs_gradient, on, power_of_2
+from .._pointwise import floored
 
 CHUNK = 64
 """Positions of a chunk."""
@@ -166,7 +167,7 @@ def _solve(  # type: ignore[no-untyped-def]  # Triton's types are its own
         + head.to(tl.int64) * beta_strides[2]
         + position * beta_strides[1]
     )
-    a = tl.cumsum(tl.load(of_g, inside, 0.0).to(tl.float32) * LOG2, 0)
+    a = tl.cumsum(floored(tl.load(of_g, inside, 0.0).to(tl.float32) * LOG2), 0)
     rate = tl.load(of_beta, inside, 0.0).to(tl.float32)
     tl.store(sums + place.to(tl.int64) * n * c.rows + position, a)
     keys = _tile(k, batch, head, row, 0, k_strides, S, c.K, c.rows, c.keys)

@@ -503,3 +503,28 @@ def test_the_output_can_be_a_part_of_a_tensor(mask):
     assert bool((whole[:, :, :8] == 7).all() and (whole[:, :, 24:] == 7).all())
     with pytest.raises(ValueError, match="out has shape"):
         attention_into(whole, q[:, :, 8:24], k, v, mask)
+
+
+def test_sinks_alone():
+    """Without a key a row's log-sum-exp is its sink."""
+    q, k, v = torch.randn(1, 2, 3, 8), *(torch.randn(1, 1, 0, 8) for _ in range(2))
+    sinks = torch.randn(2, requires_grad=True)
+    _, lse = attention(q, k, v, "full", sinks=sinks, return_lse=True)
+    torch.testing.assert_close(lse, sinks[None, :, None].expand_as(lse).detach())
+    (lse * torch.tensor([1.0, 2.0])[None, :, None]).sum().backward()
+    torch.testing.assert_close(sinks.grad, torch.tensor([3.0, 6.0]))
+
+
+@pytest.mark.parametrize("cap", [1e4, 1e7])
+def test_a_large_cap_is_nearly_none(cap):
+    leaves = draw(1, 2, 2, 64, 32)
+    capped, plain = (attention(*leaves, cap=x) for x in (cap, 0.0))
+    torch.testing.assert_close(capped, plain, rtol=1e-5, atol=1e-6)
+    grads = [torch.autograd.grad(x.sum(), leaves) for x in (capped, plain)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_caps_too_large_for_fp16_are_the_portable_kernels():
+    assert _dispatch._portable("forward", None, 1001.0)
+    assert not _dispatch._portable("forward", None, 1000.0)

@@ -208,3 +208,27 @@ def test_torch_compile_sees_one_operator():
     lengths = torch.tensor([64, 9], dtype=torch.int32)
     compiled = torch.compile(attention_decode, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k, v, None, lengths), attention_decode(q, k, v, None, lengths))
+
+
+def test_more_tokens_than_a_program_holds(monkeypatch):
+    """Some at a time: what each sees does not change, in sequences shorter than the first ones too."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(3, 9, 6, 40, generator=generator)
+    k, v = (torch.randn(3, 90, 2, 40, generator=generator) for _ in range(2))
+    lengths = torch.tensor([90, 9, 4], dtype=torch.int32)
+    whole = attention_decode(q, k, v, None, lengths)
+    monkeypatch.setattr(module, "LARGEST", 2 * 64 * 4 * 3 * 4)
+    torch.testing.assert_close(attention_decode(q, k, v, None, lengths), whole)
+    monkeypatch.setattr(module, "LARGEST", 2 * 64 * 4 * 2)
+    with pytest.raises(NotImplementedError, match="q has 3 heads a key head, too many of 40 columns"):
+        attention_decode(q, k, v, None, lengths)
+
+
+@pytest.mark.parametrize("cap", [1e4, 1e7])
+def test_a_large_cap_is_nearly_none(cap):
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 2, 4, 32, generator=generator)
+    k, v = (torch.randn(1, 50, 2, 32, generator=generator) for _ in range(2))
+    lengths = torch.tensor([50], dtype=torch.int32)
+    capped, plain = (attention_decode(q, k, v, None, lengths, cap=x) for x in (cap, 0.0))
+    torch.testing.assert_close(capped, plain, rtol=1e-5, atol=1e-6)

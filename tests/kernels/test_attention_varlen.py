@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -486,3 +487,16 @@ def test_operator_contract(causal):
 def test_no_gradient_is_asked_of_the_log_sum_exp():
     _, lse = module._attention_varlen(*draw([8], 1, 1, 16), True, 0, None, 0.0)
     assert not lse.requires_grad
+
+
+def test_a_window_is_not_lost_to_a_longest_that_is_too_small(monkeypatch):
+    """Hopper's kernel is given the window where the longest sequence is said to be shorter than it is."""
+    given = []
+    forward = SimpleNamespace(
+        takes=lambda *_: True, unit=lambda D: 64, forward=lambda *arguments: given.append(arguments[8])
+    )
+    monkeypatch.setattr(module, "_hopper", lambda device: SimpleNamespace(forward=forward))
+    q, k, v, *starts_, _, _ = draw([300], 2, 1, 16)
+    module._launch_forward(q, k, v, *starts_, 60, 60, True, 100)
+    module._launch_forward(q, k, v, *starts_, 60, 60, True, 100, cap=2000.0)  # of the portable kernels
+    assert given == [100]

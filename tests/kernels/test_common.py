@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from kernelmark.kernels import _common
+from kernelmark.kernels.activation.gelu import gelu
+from kernelmark.kernels.norm.rms_norm import rms_norm
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,21 @@ def test_an_architecture_is_amds_name_or_a_compute_capability(monkeypatch):
     told = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
     assert _common.architecture(torch.device("cuda")) == "gfx942"
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # which torch's own forward mode uses
+def test_forward_mode_is_refused():
+    """It would give a derivative of zero without a word."""
+    x = torch.randn(3, 8)
+    with torch.autograd.forward_ad.dual_level():
+        assert gelu(x).shape == x.shape
+        with pytest.raises(NotImplementedError, match="gelu has no derivative in forward mode"):
+            gelu(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+def test_a_number_is_no_tensor():
+    """It would stay what it was at the first call."""
+    x, weight = torch.randn(3, 8), torch.ones(8)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="eps must be a number, not a tensor"):
+            rms_norm(x, weight, torch.tensor(1e-6))

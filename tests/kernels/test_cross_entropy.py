@@ -138,3 +138,17 @@ def test_registration():
         torch.ops.kernelmark.cross_entropy_backward.default, (one, plain, T, torch.rand(4), one, *options)
     )
     torch.library.opcheck(torch.ops.kernelmark.cross_entropy_scale.default, (plain, one, torch.bfloat16))
+
+
+@BOTH
+@pytest.mark.parametrize("V", [10, 70, 1000])
+def test_rows_of_the_lowest_number(gradient, V):
+    logits, target = torch.full((2, V), torch.finfo(torch.float32).min), torch.tensor([1, 2])
+    loss = cross_entropy(logits, target, gradient=gradient)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, target))
+
+
+@pytest.mark.parametrize("name", ["label_smoothing", "z_loss"])
+def test_a_number_is_no_tensor(name):
+    with pytest.raises(TypeError, match="must be a number, not a tensor"):
+        cross_entropy(torch.randn(4, 9), torch.tensor([0, 8, 3, 3]), **{name: torch.tensor(0.5)})

@@ -97,3 +97,17 @@ def test_a_gradient_is_refused():
 def test_errors_name_the_argument(change, error, message):
     with pytest.raises(error, match=message):
         gated_delta_rule(**(drawn(S=4) | change))
+
+
+def test_a_decay_of_nothing_begins_anew():
+    given_, alone = drawn(S=40), drawn(S=40)
+    given_["g"] = given_["g"].clone()
+    given_["g"][0, 20] = float("-inf")
+    behind = {
+        name: x[:, 20:] if isinstance(x, torch.Tensor) and x.dim() > 1 and x.shape[1] == 40 else x
+        for name, x in alone.items()
+    }
+    o, want = (
+        y[0] if isinstance(y, tuple) else y for y in (gated_delta_rule(**given_), gated_delta_rule(**behind))
+    )
+    torch.testing.assert_close(o[:, 20:], want, rtol=1e-4, atol=1e-5)

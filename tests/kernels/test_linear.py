@@ -71,3 +71,23 @@ def test_product_added(M):
 def test_what_is_wrong_is_named(out, error, message):
     with pytest.raises(error, match=message):
         matmul_add(out, torch.zeros(3, 2), torch.zeros(2, 4))
+
+
+def test_no_columns():
+    x, weight = (torch.randn(n, 0).bfloat16().requires_grad_() for n in (3, 5))
+    y = linear(x, weight)
+    assert torch.equal(y, torch.zeros(3, 5).bfloat16())
+    y.sum().backward()
+    x, weight = (torch.randn(n, 4).bfloat16().requires_grad_() for n in (3, 0))
+    linear(x, weight).sum().backward()
+    assert torch.equal(x.grad, torch.zeros(3, 4).bfloat16())
+
+
+def test_what_is_written_to_is_known_to_autograd():
+    out, factor = torch.zeros(4, 4).bfloat16(), torch.randn(4, 4).bfloat16().requires_grad_()
+    product = (out * factor).sum()
+    matmul_add(out, *(torch.randn(n).bfloat16() for n in ((4, 8), (8, 4))))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+    with torch.inference_mode():
+        matmul_add(torch.zeros(4, 4).bfloat16(), *(torch.randn(n).bfloat16() for n in ((4, 8), (8, 4))))

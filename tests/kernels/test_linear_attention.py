@@ -125,3 +125,22 @@ def test_registration(states):
     state = given["initial_state"]
     state = None if state is None else state.mT.contiguous().requires_grad_()
     torch.library.opcheck(torch.ops.kernelmark.ssd.default, (v, g, None, k, q, None, None, state, None, False))
+
+
+@pytest.mark.parametrize("reset", [float("-inf"), -1e9])
+def test_a_decay_of_nothing_begins_anew(reset):
+    """With gradients: what comes before has none in what comes behind."""
+    given = drawn()
+    given["g"] = given["g"].clone()
+    given["g"][0, 3] = given["g"][1, 20] = reset
+    given = {name: x.detach().requires_grad_() if name in "qkv" else x for name, x in given.items()}
+    o = linear_attention(**given)
+    o = o[0] if isinstance(o, tuple) else o
+    behind = {name: x.detach()[:1, 3:] if name in "qkvg" else x for name, x in given.items()}
+    behind["g"] = behind["g"].clone()
+    behind["g"][0, 0] = 0.0
+    alone = linear_attention(**behind)
+    torch.testing.assert_close(o[:1, 3:], alone[0] if isinstance(alone, tuple) else alone, rtol=1e-3, atol=1e-4)
+    o[0, 3:].sum().backward()
+    assert not given["k"].grad[0, :3].any()
+    assert given["k"].grad.isfinite().all()

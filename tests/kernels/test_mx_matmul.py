@@ -95,3 +95,11 @@ def test_few_rows_are_exact(format):
         got = module.mx_matmul(x, q, scales, format, scale)
         want = x.double() @ dequantized(q, scales, format, scale, torch.float64).t()
         torch.testing.assert_close(got.double(), want, rtol=2**-7, atol=1e-3)
+
+
+def test_one_scale_for_all():
+    x, q = torch.randn(2, 64).bfloat16(), torch.zeros(8, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    scales = torch.ones(8, 4).to(torch.float8_e4m3fn)
+    for scale in (torch.ones(8), torch.ones(0)):
+        with pytest.raises(ValueError, match=r"scale has shape \(\d,\), expected one number"):
+            module.mx_matmul(x, q, scales, "nvfp4", scale)

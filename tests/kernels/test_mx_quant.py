@@ -186,3 +186,10 @@ def test_wrong_arguments(error, message, arguments):
 def test_registration(format):
     scale = ONE if format == "nvfp4" else None
     torch.library.opcheck(torch.ops.kernelmark.mx_quant.default, (torch.randn(3, 200), format, scale, "floor"))
+
+
+def test_zeros_by_the_scale_that_their_largest_gives():
+    x = torch.zeros(2, 64)
+    q, scales = mx_quant(x, "nvfp4", (x.abs().max() / 2688).reshape(1))
+    assert not factors(scales).any()
+    assert not elements(q).any()

@@ -74,3 +74,12 @@ def test_wrong_arguments(error, message, arguments):
 
 def test_registration():
     torch.library.opcheck(torch.ops.kernelmark.newton_schulz.default, (torch.randn(1, 5, 6), 1))
+
+
+@pytest.mark.parametrize("size", [1e-19, 1e-24, 1e-30])
+def test_a_tiny_gradient_is_finite(size):
+    grads = torch.randn(1, 16, 24) * size
+    found = newton_schulz(grads, 5)
+    assert found.isfinite().all()
+    if size > 1e-20:
+        torch.testing.assert_close(found, newton_schulz(grads / size, 5), rtol=1e-3, atol=1e-3)

@@ -115,3 +115,11 @@ def test_registration():
     x = torch.randn(4, 9, requires_grad=True)
     torch.library.opcheck(torch.ops.kernelmark.softmax.default, (x,))
     torch.library.opcheck(torch.ops.kernelmark.softmax_backward.default, (x.detach(), x.detach().softmax(-1)))
+
+
+@pytest.mark.parametrize("D", [17, 100, 300])
+def test_rows_of_the_lowest_number_are_uniform(D):
+    """As masks by `finfo.min` leave rows of which nothing is to be seen."""
+    for dtype in (torch.float32, torch.bfloat16):
+        y = softmax(torch.full((3, D), torch.finfo(dtype).min, dtype=dtype))
+        torch.testing.assert_close(y.float(), torch.full((3, D), 1 / D), rtol=1e-2, atol=0)

@@ -252,3 +252,15 @@ def test_registration(options):
     tensors = [given[name] for name in (*OPERATOR.gradients, "initial_state")]
     tensors = [x if x is None else x.requires_grad_() for x in tensors]
     torch.library.opcheck(torch.ops.kernelmark.ssd.default, (*tensors, given["seq_idx"], True))
+
+
+@pytest.mark.parametrize("none", ["B", "H"])
+def test_nothing_of_wide_heads(none):
+    given = drawn({"B": 1, "S": 5, "H": 2, "P": 128, "N": 128, "G": 1})
+    if none == "B":
+        given |= {name: given[name][:0] for name in ("x", "dt", "B", "C")}
+    else:
+        given |= {name: given[name][:, :, :0] for name in ("x", "dt")}
+        given |= {name: given[name][:0] for name in ("A", "D", "dt_bias")}
+    y = ssd(**given)
+    assert (y[0] if isinstance(y, tuple) else y).shape == given["x"].shape
