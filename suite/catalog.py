@@ -21,7 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..registry.errors import InputError, unknown
+from ..registry.errors import InputError, short, unknown
+from ..registry.store import bounds
 from ..registry.store.metric import Metric
 from ..registry.store.record import DEVICES, PROVIDER, YARDSTICK, Case
 from .definition import Definition
@@ -186,6 +187,7 @@ class Catalog:
                     raise InputError(f"{path} must define OPERATOR, an Operator named {name!r}.")
                 if name in found:
                     raise InputError(f"{path}: an operator named {name!r} exists already.")
+                _recordable(operator, path)
                 found[name] = operator
         return found
 
@@ -200,6 +202,7 @@ class Catalog:
                     raise InputError(f"{path} must define WORKLOAD, a Workload named {name!r}.")
                 if name in found or name in self.operators:
                     raise InputError(f"{path}: an operator or a workload named {name!r} exists already.")
+                _recordable(workload, path)
                 found[name] = workload
         return found
 
@@ -360,10 +363,26 @@ def _unknown_operator(name: str, known: list[str]) -> InputError:
     return InputError(f"{error} KERNELMARK_PATH is not set: it names the folder of operators of your own.")
 
 
+def _recordable(definition: Definition, path: Path) -> None:
+    """Raises `InputError` for names that a journal may not hold: what is measured could not be read again."""
+    try:
+        bounds.checked_name(definition.name, "its name")
+        for names, what in ((definition.axes, "an axis"), (definition.options, "an option")):
+            for name in names:
+                bounds.checked_identifier(name, what)
+    except bounds.OutOfBounds as error:
+        raise InputError(f"{path}: {error}.") from None
+
+
 def _apart(all_: Iterable[Implementation]) -> tuple[Implementation, ...]:
-    """Implementations, of which no two have one name."""
+    """Implementations, of which no two have one name, and none a name that a journal may not hold."""
     found: dict[tuple[str, str], Implementation] = {}
     for x in all_:
+        try:
+            bounds.checked_name(x.name, f"{x.operator}: an implementation of {short(x.provider)}")
+            bounds.checked_name(x.provider, f"{x.operator}: a provider")
+        except bounds.OutOfBounds as error:
+            raise InputError(f"{error}.") from None
         other = found.setdefault((x.operator, x.name), x)
         if other is not x:
             raise InputError(

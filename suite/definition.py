@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from ..registry.errors import InputError, unknown
+from ..registry.errors import InputError, short, unknown
+from ..registry.store import bounds
 from ..registry.store.metric import Metric
 from ..registry.store.record import GPUS, Case, Pass
 
@@ -170,14 +171,34 @@ class Definition:
             flops=0,
             primary=self.metrics[0].name,
         )
+        self._checked(bare)
+        tokens = self.tokens(bare)
         return msgspec.structs.replace(
             bare,
             spec=self.spec(bare),
-            bytes=self.bytes(bare),
-            flops=self.flops(bare),
-            exponentials=self.exponentials(bare),
-            tokens=self.tokens(bare),
+            bytes=self._count("bytes", self.bytes(bare), bare),
+            flops=self._count("flops", self.flops(bare), bare),
+            exponentials=self._count("exponentials", self.exponentials(bare), bare),
+            tokens=None if tokens is None else self._count("tokens", tokens, bare),
         )
+
+    def _checked(self, case: Case) -> None:
+        """Raises `InputError` for a case that no journal may hold: it would be measured and never read again."""
+        try:
+            bounds.checked_case(case)
+        except bounds.OutOfBounds as error:
+            raise InputError(f"{self.name}: {error}.") from None
+
+    def _count(self, what: str, given: object, case: Case) -> int:
+        """What a function of the definition's file counts, which may give anything."""
+        if isinstance(given, float) and given.is_integer():
+            given = int(given)
+        if not isinstance(given, int) or not 0 <= given <= bounds.LARGEST:
+            raise InputError(
+                f"{self.name}: {what} of {short(case.name)} is {short(repr(given))}; its function gives a whole "
+                f"number, 0 to {bounds.LARGEST:g}."
+            )
+        return given
 
     def expand(self, grid: Grid) -> tuple[Case, ...]:
         """The cases of a grid, first axis slowest."""

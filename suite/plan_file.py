@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from ..registry.errors import InputError
+from ..registry.store.bounds import DEADLINE_S, REPLICATES
 from ..registry.store.record import Cache, Pass
 from .definition import Grid, Option
 from .measure.stopping import Sampling
@@ -76,6 +77,11 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dt
     def __post_init__(self) -> None:
         if not 0 <= self.calls < 1e9:
             raise ValueError(f"calls is {self.calls:g}; how often a step makes the call")
+        lists: dict[str, object] = {f"axis {axis}": x for axis, x in self.axes.items()}
+        lists |= {f"option {option}": x for option, x in self.options.items()}
+        for name, x in {**lists, "dtype": self.dtypes, "pass": self.passes}.items():
+            if x == []:
+                raise ValueError(f"{name} is an empty list, which leaves no case; list a value or more")
 
     def grids(self) -> list[Grid]:
         """The grid part: one, or one for each set of sizes drawn."""
@@ -139,10 +145,10 @@ def read(text: str) -> PlanFile:
     except (ValueError, RecursionError) as error:  # TOML's errors are ValueErrors
         said = "nested too deep" if isinstance(error, RecursionError) else str(error)[:1000]
         raise InputError(f"not a valid plan: {said}") from None
-    if file.replicates < 1:
-        raise InputError(f"replicates is {file.replicates}; at least 1.")
-    if not file.deadline_s > 0:
-        raise InputError(f"deadline_s is {file.deadline_s:g}; above 0.")
+    if not 1 <= file.replicates <= REPLICATES:
+        raise InputError(f"replicates is {file.replicates}; at least 1, at most {REPLICATES}.")
+    if not 0 < file.deadline_s <= DEADLINE_S:
+        raise InputError(f"deadline_s is {file.deadline_s:g}; above 0, at most {DEADLINE_S:.0f}.")
     if file.budget_s is not None and not file.budget_s > 0:
         raise InputError(f"budget_s is {file.budget_s:g}; above 0.")
     if not file.cache:

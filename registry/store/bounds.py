@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -22,6 +23,8 @@ LINES = 1_000_000
 SAMPLES = 20_000_000
 """Numbers of all measurements of a journal."""
 REPLICATES = 100_000
+SEEDS = -(1 << 63), 1 << 64
+DEADLINE_S = 1e7
 NAME, TEXT = 250, 4000
 """Characters of a name and of free text."""
 ENTRIES = 2000
@@ -42,6 +45,22 @@ _METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ ./@-]{0,99}")
 
 class OutOfBounds(ValueError):
     """A line that no measurement wrote; the text says which field."""
+
+
+def checked_case(case: Case) -> None:
+    """Raises `OutOfBounds` for a case that no journal may hold."""
+    _case(case)
+
+
+def checked_identifier(name: str, what: str) -> None:
+    """Raises `OutOfBounds` for a name of an axis or an option that no journal may hold."""
+    if not _IDENTIFIER.fullmatch(name):
+        raise OutOfBounds(f"{what}: {name[:60]!r} has not the form of one: letters, digits and _, 64 at most")
+
+
+def checked_name(name: str, what: str) -> None:
+    """Raises `OutOfBounds` for a name that no journal may hold; `what` it is of."""
+    _name(name, what)
 
 
 class Bounds:
@@ -174,12 +193,15 @@ def _telemetry(seen: Telemetry, raw: bytes) -> None:
 
 def _header(header: Header) -> Header:
     _form(header.run, _RUN, "run")
+    if header.schema_version < 1:
+        raise OutOfBounds(f"schema_version: {header.schema_version} is none, the first is 1")
     if header.commit is not None:
         _form(header.commit, _COMMIT, "commit")
     for field in ("created", "harness", "plan", "key"):
         _name(getattr(header, field), field)
+    _moment(header.created)
     _whole(header.replicates, 1, REPLICATES, "replicates")
-    _whole(header.seed, -(1 << 63), 1 << 64, "seed")
+    _whole(header.seed, *SEEDS, "seed")
     request = header.request
     for names, what in ((request.implementations, "implementations"), (request.only, "only")):
         for name in names:
@@ -192,7 +214,7 @@ def _header(header: Header) -> Header:
     for host in (*request.hosts.values(), header.environment.get(HOST)):
         if host is not None:
             _form(str(host), _IDENTIFIER, "host")
-    if request.deadline_s is not None and not 0 < request.deadline_s <= 1e7:
+    if request.deadline_s is not None and not 0 < request.deadline_s <= DEADLINE_S:
         raise OutOfBounds("deadline_s: no length of time")
     _whole(request.stage, 0, REPLICATES, "stage")
     for name, count in request.parameters.items():
@@ -229,7 +251,7 @@ def _case(case: Case) -> None:
         if len(names) > 64:
             raise OutOfBounds(f"{what}: more than 64 of them")
         for name, value in names.items():
-            _form(name, _IDENTIFIER, what)
+            checked_identifier(name, what)
             if isinstance(value, str):
                 _name(value, f"{what} {name}")
             elif isinstance(value, int):
@@ -245,6 +267,15 @@ def _case(case: Case) -> None:
 def _form(value: str, form: re.Pattern[str], what: str) -> None:
     if not form.fullmatch(value):
         raise OutOfBounds(f"{what}: {value[:60]!r} has not the form of one")
+
+
+def _moment(created: str) -> None:
+    """What follows orders runs by it, and works out times since."""
+    try:
+        when = datetime.fromisoformat(created)
+        (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise OutOfBounds(f"created: {created[:60]!r} is no time, as 2026-11-20T12:00:00+00:00 is") from None
 
 
 def _name(value: str | None, what: str) -> None:

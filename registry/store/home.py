@@ -4,7 +4,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import re
+import zlib
+from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 
 from ..errors import InputError, short, unknown
@@ -14,6 +19,11 @@ from .record import Header
 
 PROJECT = ".kernelmark"
 LATEST = "latest"
+_BEGINNING = 2048
+"""Bytes of a journal that hold its header's first fields, when it was made among them."""
+_CREATED = re.compile(
+    rb'\{\s*"kind":\s*"header",\s*"schema_version":\s*\d+,\s*"run":\s*"[\w-]*",\s*"created":\s*"([^"\\]*)"'
+)
 
 
 class Home:
@@ -57,7 +67,7 @@ class Home:
         return self.journals / f"{run}.jsonl"
 
     def paths(self) -> dict[str, Path]:
-        """The journals here by their runs' names, oldest first: names begin with the time."""
+        """The journals here by their runs' names, oldest first as their headers say: names may be any."""
         found: dict[str, Path] = {}
         if self.folder.is_file():
             raise InputError(f"{self.folder} ({self.why}) is a file; name a folder, which need not exist yet.")
@@ -68,7 +78,7 @@ class Home:
                         found.setdefault(path.name.removesuffix(ending), path)
         except OSError as error:
             raise InputError(f"{self.journals} cannot be read: {error.strerror}.") from None
-        return dict(sorted(found.items()))
+        return dict(sorted(found.items(), key=lambda x: (_made(x[1]), x[0])))
 
     def names(self) -> dict[str, str]:
         """The runs that somebody gave a name, by it."""
@@ -107,13 +117,15 @@ class Home:
             raise InputError(
                 f"no runs in {self.folder} ({self.why}); make one with `kernelmark run` or import a journal."
             )
-        names = self.names()
         if run == LATEST:
             latest = self.latest()
             if latest is None:
                 raise InputError(f"{self.folder} holds only sides of comparisons: kernelmark runs --all")
             return paths[latest]
-        wanted = run if run in paths else names.get(run, run)
+        if run in paths:  # by its whole name it is found whatever people called it
+            return paths[run]
+        names = self.names()
+        wanted = names.get(run, run)
         found = [wanted] if wanted in paths else [x for x in paths if x.startswith(run)]
         if len(found) > 1:
             raise InputError(
@@ -126,6 +138,33 @@ class Home:
     def load(self, run: str, lean: bool = False) -> Journal:
         """Reads the journal that `find` finds; `lean` as `journal.read` has it."""
         return read(self.find(run), lean)
+
+
+def _made(path: Path) -> float:
+    """When a run was made, in seconds; of a journal that does not say it, when that was last written."""
+    try:
+        state = path.stat()
+    except OSError:  # deleted meanwhile
+        return 0.0
+    said = _said(path, state.st_size, state.st_mtime_ns)
+    return state.st_mtime if said is None else said
+
+
+@lru_cache(maxsize=100_000)
+def _said(path: Path, size: int, written: int) -> float | None:
+    """When a journal's header says that its run was made. A header may have megabytes: its beginning is read."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            found = _CREATED.match(file.read(_BEGINNING))
+    except (OSError, EOFError, zlib.error):
+        return None
+    header = None if found else read_header(path)  # one that another program wrote, in another order
+    created = found[1].decode(errors="replace") if found else header.created if header is not None else ""
+    try:
+        when = datetime.fromisoformat(created)
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _chosen() -> tuple[Path, str]:

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -111,10 +111,31 @@ class Index:
                 facts = (header.commit, header.dirty, header.key, header.device, header.created, header.plan)
                 numbers = (header.replicates, header.request.stage, _cases(header))
                 new.append((header.run, file, *facts, *numbers, header.request.verifies))
-        with self._connection:
+
+        def take_in(connection: sqlite3.Connection) -> None:
             for file in known - names.keys():
-                self._connection.execute("DELETE FROM runs WHERE file = ?", (file,))
-            self._connection.executemany("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", new)
+                connection.execute("DELETE FROM runs WHERE file = ?", (file,))
+            connection.executemany("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", new)
+
+        self._write(take_in)
+
+    def _write(self, change: Callable[[sqlite3.Connection], None]) -> None:
+        """Makes a change whole or not at all; to a copy in memory where the file can only be read, which SQLite
+        says no earlier.
+        """
+        try:
+            with self._connection:
+                change(self._connection)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+                raise
+            copy = sqlite3.connect(":memory:")
+            self._connection.backup(copy)
+            self._connection.close()
+            self._connection = copy
+            weakref.finalize(self, copy.close)
+            with copy:
+                change(copy)
 
     def runs(
         self,
@@ -176,10 +197,13 @@ class Index:
             (entry.name, *msgspec.structs.astuple(key), x.provider, x.definition, pack(x.values))
             for key, x in process_values(journal.header, journal.records).items()
         ]
-        with self._connection:
-            self._connection.execute("DELETE FROM processes WHERE name = ?", (entry.name,))
-            self._connection.executemany("INSERT INTO processes VALUES (?,?,?,?,?,?,?,?)", rows)
-            self._connection.execute("INSERT OR REPLACE INTO sizes VALUES (?,?)", (entry.name, size))
+
+        def take_in(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM processes WHERE name = ?", (entry.name,))
+            connection.executemany("INSERT INTO processes VALUES (?,?,?,?,?,?,?,?)", rows)
+            connection.execute("INSERT OR REPLACE INTO sizes VALUES (?,?)", (entry.name, size))
+
+        self._write(take_in)
 
     def spreads(self, key: str) -> Spreads:
         """What earlier comparisons under a comparability key saw."""
@@ -197,9 +221,12 @@ class Index:
             for row, mine in spreads.items()
             for age, spread in enumerate(mine)
         ]
-        with self._connection:
-            self._connection.execute("DELETE FROM noise WHERE key = ?", (key,))
-            self._connection.executemany("INSERT INTO noise VALUES (?,?,?,?,?,?,?,?)", rows)
+
+        def keep(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM noise WHERE key = ?", (key,))
+            connection.executemany("INSERT INTO noise VALUES (?,?,?,?,?,?,?,?)", rows)
+
+        self._write(keep)
 
 
 def pack(values: Sequence[float]) -> bytes:

@@ -270,6 +270,18 @@ def _marked(line: bytes) -> _Version:
         return _Version()
 
 
+def _checked_header(header: Header) -> bytes:
+    """Its line, which has been read as a reader will read it."""
+    try:
+        data = encode(header)
+        bounds.Bounds().checked(_decoder.decode(data), data)
+    except (*_UNREADABLE, OverflowError, TypeError) as error:
+        raise InputError(
+            f"run {header.run} cannot be recorded, no journal may hold this: {_told(error)}."
+        ) from None
+    return data
+
+
 class Writer:
     """Appends lines to a journal; each is on disk when `write` returns.
 
@@ -299,8 +311,10 @@ class Writer:
                     file.write(b"\n")
 
     def write(self, line: Line) -> None:
-        """Appends one line and waits until it is on disk."""
-        data = encode(line)
+        """Appends one line and waits until it is on disk. Raises `InputError` for a header that no reader takes:
+        all that is measured under it would be out of reach.
+        """
+        data = _checked_header(line) if isinstance(line, Header) else encode(line)
         start = self._file.seek(0, os.SEEK_END)
         try:
             written = self._file.write(data)

@@ -30,7 +30,11 @@ def read(folder: Path) -> dict[str, Label]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+        why = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"{path} cannot be read: {why}. It holds names, tags and notes of runs, and nothing measured: "
+            "mend it, or move it away."
+        ) from None
 
 
 def change(folder: Path, run: str, **fields: Any) -> Label:

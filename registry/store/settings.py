@@ -37,11 +37,18 @@ def file() -> Path:
 
 
 def load() -> Settings:
-    """What the file says; nothing where there is none. Raises `InputError` for one that cannot be used."""
+    """What the file says; nothing where there is none. Raises `InputError` for one that cannot be used, and where
+    `KERNELMARK_CONFIG` names none.
+    """
     path = file()
     try:
         text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if os.environ.get("KERNELMARK_CONFIG"):  # a typing error there would drop all that the file says
+            raise InputError(
+                f"{path}, which $KERNELMARK_CONFIG names, cannot be read: {error.strerror}. Name a file that is "
+                "there, or unset it."
+            ) from None
         return Settings()
     except PermissionError as error:
         # A folder that is closed to us is somebody else's: a container runs as another user with root's home.

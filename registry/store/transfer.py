@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from ..errors import InputError, unwritable
-from .home import Home
+from .home import LATEST, Home
 from .journal import content, parse, read
 from .shards import join as joined
 from .shards import lines_of, path_of, shards_of
@@ -27,6 +27,8 @@ def checked_run(run: str) -> str:
     """
     if not _RUN.fullmatch(run):
         raise InputError(f"{run!r} is not a run's name: letters, digits, - and _ only, 200 at most")
+    if run == LATEST:
+        raise InputError(f"{run!r} is not a run's name: it stands for the newest run; take another name")
     return run
 
 

@@ -50,7 +50,7 @@ def plan(seen: Capture, catalog: Catalog) -> str:
     ]
     lines += [f"#   {plain(x)}" for x in left] or ["#   nothing"]  # names of a trace are whatever it says
     if not cases:
-        raise InputError("the program made no call that is an operator of ours; " + "; ".join(left[:5]))
+        raise InputError("; ".join(["the program made no call that is an operator of ours", *left[:5]]))
     return "\n".join(lines) + "\n"
 
 

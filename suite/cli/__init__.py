@@ -97,9 +97,8 @@ class Commands(click.Group):
         found = super().resolve_command(ctx, args)
         from ...registry.store import settings
 
-        if found[1] is not None and os.path.isfile(
-            settings.file()
-        ):  # Path's raises in a home that is closed to us
+        # Path's isfile raises in a home that is closed to us. What the variable names must be there.
+        if found[1] is not None and (os.environ.get("KERNELMARK_CONFIG") or os.path.isfile(settings.file())):
             from . import defaults
 
             ctx.default_map = {name: defaults.of(found[1], name)}
@@ -125,6 +124,7 @@ def cli() -> None:
 
 def run_command(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """Runs a command; an error of ours becomes one message and its exit code, never a traceback."""
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an output in ASCII shows ? for what it lacks
             stream.reconfigure(errors="replace")
@@ -166,6 +166,16 @@ def run_command(command: click.Command, arguments: list[str] | None = None) -> N
         sys.exit(5)
     except Exception as error:
         _fault(error)
+
+
+def _open_streams() -> None:
+    """Python has None for a standard stream that is closed (`>&-`). What is printed then goes nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # In this order each gets the number that is free, its own: no journal becomes a child's output.
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - open until we end
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _fault(error: Exception) -> NoReturn:

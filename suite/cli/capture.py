@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from ...registry.errors import InputError, unwritable
 
 if TYPE_CHECKING:
     from ..capture import Call
@@ -53,6 +56,7 @@ def command_capture(
 
     if (trace is None) == (not command):
         raise click.UsageError("give a program, as `-- python FILE …`, or a trace, as `--trace FILE`.")
+    path = _writable(target)
     status = 0
     if trace is None:
         seen = Capture()
@@ -60,8 +64,14 @@ def command_capture(
     else:
         seen = traced(trace)
     seen.steps, seen.step_ms = steps or seen.steps, step_ms
-    text = seen.plan(Catalog.default())
-    target.write_text(text)
+    try:
+        text = seen.plan(Catalog.default())
+    except InputError as error:
+        if not status:
+            raise
+        click.echo(f"the program failed with status {status}, and there is no plan: {error}", err=True)
+        sys.exit(status)
+    path.write_text(text)
     total = seen.total_ms or 1.0
     attributed = sum(x.ms for x in seen.calls())
     for x in seen.calls():
@@ -73,8 +83,25 @@ def command_capture(
     )
     click.echo(f"plan      {target}")
     if status:
-        click.echo(f"the program ended with status {status}", err=True)
+        click.echo(f"the program failed with status {status}; the plan has what it called before", err=True)
         sys.exit(status)
+
+
+def _writable(target: Path) -> Path:
+    """The whole path of the plan, which is written when the program has ended, wherever it changed directory to.
+
+    Raises `InputError` where no file can be written there: the program may run for hours.
+    """
+    path = Path(os.path.realpath(target))  # of a link its target, so that no link is deleted below
+    there = path.exists()
+    if path.is_file() or not there:
+        try:
+            path.open("a").close()
+            if not there:
+                path.unlink()
+        except OSError as error:
+            raise unwritable(f"{target} cannot be written", error, "Name another file with --plan.") from None
+    return path
 
 
 def _said(call: Call) -> list[str]:

@@ -8,11 +8,18 @@ import click
 
 from ...registry.errors import InputError, unknown
 from ...registry.store import settings
+from . import COMMANDS
 
 
 def of(command: click.Command, name: str) -> dict[str, Any]:
-    """The values that the file has for a command, by parameter. Raises `InputError` for one that it lacks."""
-    table = settings.load().defaults.get(name, {})
+    """The values that the file has for a command, by parameter. Raises `InputError` for an option that it lacks,
+    and for a command that does not exist, whichever is called.
+    """
+    tables = settings.load().defaults
+    for x in tables:
+        if x not in COMMANDS:
+            raise InputError(f"{settings.file()}: {unknown('command', x, list(COMMANDS))}")
+    table = tables.get(name, {})
     options = {x.removeprefix("--"): y for y in command.params if isinstance(y, click.Option) for x in y.opts}
     found: dict[str, Any] = {}
     for option, value in table.items():
@@ -20,7 +27,7 @@ def of(command: click.Command, name: str) -> dict[str, Any]:
             told = unknown(f"option of {name}", option, sorted(options))
             raise InputError(f"{settings.file()}: {told}")
         parameter = options[option]
-        if parameter.is_flag and not isinstance(parameter.flag_value, bool):  # one of several, as --csv is
+        if parameter.is_flag and not parameter.is_bool_flag:  # one of several
             if value:
                 found[str(parameter.name)] = parameter.flag_value
         else:

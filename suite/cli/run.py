@@ -106,6 +106,10 @@ def command_run(
     with_resume(resume)
     if resume is not None and (asked := asked_for(ctx, but=RESUMED)):
         raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
+    if quick and ctx.get_parameter_source("plan") is ParameterSource.COMMANDLINE:
+        if ctx.get_parameter_source("quick") is ParameterSource.COMMANDLINE:
+            raise InputError("--quick is short for --plan quick; give one of --quick and --plan.")
+        quick = False  # of the configuration file, before which the command line comes
     choice = choice.of_plan("quick") if quick else choice
     home = Home(output)
     if not dry_run:
@@ -126,6 +130,8 @@ def command_run(
         else:
             chosen = device_named(device, elsewhere=dry_run)
             here = chosen in devices_here()
+            numbers = gpus_named(gpus, chosen)
+            named = supervisor.new_run() if name is None else checked_run(name)
             loaded = choice.load(catalog, chosen)
             worlds = tuple(sorted({x.world for x in loaded.cases}))
             part = None if shard is None else shards.parse(shard)
@@ -142,11 +148,11 @@ def command_run(
             run = supervisor.Run(
                 plan=fitted.plan,
                 cells=fitted.cells,
-                name=supervisor.new_run() if name is None else checked_run(name),
+                name=named,
                 request=Request(shard=part, note=note, partner=NOBODY if side else None, control=control),
                 catalog=catalog,
                 device=chosen,
-                gpus=gpus_named(gpus, chosen),
+                gpus=numbers,
                 worlds=worlds,
                 home=home,
                 seed=secrets.randbits(32) if seed is None else seed,

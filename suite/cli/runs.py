@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from ...registry.errors import InputError, short
 from ...registry.store import labels, remove, runs
 from ...registry.store.home import Home
 from ...registry.store.labels import Label
@@ -17,7 +19,7 @@ from .names import run_argument
 
 if TYPE_CHECKING:
     from ...registry.store.runs import Listed
-    from ...registry.views.table import Page
+    from ...registry.views.table import Line, Page
 
 SHOWN = 20
 """Runs that are listed, the newest."""
@@ -39,7 +41,7 @@ def command_runs(ctx: click.Context, limit: int, everything: bool, tags: tuple[s
         found = list(islice(runs.listed(home, everything, tags), None if everything else limit))
         emit(
             form,
-            lambda: _page(home, found),
+            lambda: _page(home, found) if found else _none(home, everything, tags),
             lambda: {"home": str(home.folder), "runs": found},
             lambda: [msgspec.structs.asdict(x) | {"tags": " ".join(x.tags)} for x in found],
         )
@@ -47,11 +49,8 @@ def command_runs(ctx: click.Context, limit: int, everything: bool, tags: tuple[s
 
 def _page(home: Home, found: Sequence[Listed]) -> Page:
     from ...registry.figures import DASH, moment
-    from ...registry.views.table import Column, Table, line
+    from ...registry.views.table import Column, Table
 
-    where = line(f"in {home.folder} ({home.why})", style="dim")
-    if not found:
-        return [line("No runs; make one with `kernelmark run` or import a journal."), where]
     sides = any(x.side_of for x in found)
     # A narrow terminal drops when it was, then the commit, the number of cases and the device.
     table = Table(
@@ -81,7 +80,29 @@ def _page(home: Home, found: Sequence[Listed]) -> Page:
             " ".join(x.tags),
             x.note or "",
         )
-    return [table, where]
+    return [table, _where(home)]
+
+
+def _none(home: Home, everything: bool, tags: Sequence[str]) -> Page:
+    """Why no run is listed: there is none, or none has these tags."""
+    from ...registry.views.table import line
+
+    others = list(runs.listed(home, everything))
+    if not others:
+        return [line("No runs; make one with `kernelmark run` or import a journal."), _where(home)]
+    known = sorted({tag for x in others for tag in x.tags})
+    there = f"Tags: {', '.join(known)}." if known else "None has any; `kernelmark runs tag RUN TAG` gives one."
+    asked = ", ".join(map(short, dict.fromkeys(tags)))
+    return [
+        line(f"No run has {'tag' if len(set(tags)) == 1 else 'all of the tags'} {asked}. {there}"),
+        _where(home),
+    ]
+
+
+def _where(home: Home) -> Line:
+    from ...registry.views.table import line
+
+    return line(f"in {home.folder} ({home.why})", style="dim")
 
 
 @command_runs.command("name")
@@ -129,7 +150,16 @@ def delete_runs(named: tuple[str, ...], yes: bool) -> None:
     if not yes:
         for path in files:
             click.echo(str(path))
-        click.confirm(f"Delete {', '.join(found)}?", abort=True, err=True)
+        try:
+            sure = click.confirm(f"Delete {', '.join(found)}?", err=True)
+        except click.Abort:
+            if sys.stdin.isatty():  # Ctrl-C
+                raise
+            raise InputError(
+                "nobody is there to say whether to delete; give --yes. Nothing was deleted."
+            ) from None
+        if not sure:
+            raise click.Abort
     for run in found:
         remove.remove(home, run)
         click.echo(f"{run}: deleted")

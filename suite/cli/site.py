@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -57,9 +58,8 @@ def command_site(journals: tuple[Path, ...], output: Path, title: str, url: str,
     for reason in built.skipped:
         click.echo(f"left out  {reason}", err=True)
     click.echo(f"journals  {built.added} added, {built.runs} in all, {built.rows:,} rows")
-    click.echo(
-        f"files     {built.written} written{'' if built.parquet else '; no rows.parquet: pip install pyarrow'}"
-    )
+    lacks = "" if find_spec("pyarrow") else "; no rows.parquet: pip install pyarrow"
+    click.echo(f"files     {built.written} written{lacks}")
     click.echo(f"site      {output / 'index.html'}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,20 +63,21 @@ def command_import(
 ) -> None:
     """Take journals in, plain or compressed, and record them in the registry.
 
-    A registry that cannot be reached is no failure here: the journal is in, and `kernelmark sync` follows.
+    A file that cannot be taken in is named at the end, and is in no other's way. A registry that cannot be reached
+    is no failure here: the journal is in, and `kernelmark sync` follows.
     """
     home = Home()
-    if form == "journal":
-        if one_run or commit:
-            raise InputError("--one-run and --commit are for other tools' files; a journal says both itself.")
-        runs = []
-        for file in files:
-            runs.append(transfer.import_journal(file, home))
-            _taken_in(runs[-1], home, as_json)
-    else:
-        runs = _foreign(form, files, home, one_run, commit)
-        for run in runs:
-            _taken_in(run, home, as_json)
+    runs: list[str] = []
+    refused: list[str] = []
+    for taken in _taking(form, files, home, one_run, commit):
+        try:
+            for run in taken():
+                runs.append(run)
+                _taken_in(run, home, as_json)
+        except InputError as error:
+            refused.append(str(error))
+    if refused and not runs:
+        raise InputError("\n".join(dict.fromkeys(refused)))
     links: dict[str, str] = {}
     note = None if runs and not no_sync else "not recorded in the registry yet: kernelmark sync"
     if not no_sync:
@@ -95,6 +96,8 @@ def command_import(
         click.echo(f"recorded in the registry: {counted(len(links), 'run')}; look with: kernelmark ui")
     if note and len(links) < len(runs):
         click.echo(note, err=True)
+    if refused:
+        raise InputError("\n".join(["not imported:", *dict.fromkeys(refused)]))
 
 
 def _taken_in(run: str, home: Home, quiet: bool) -> None:
@@ -123,14 +126,21 @@ def fill(home: Home, runs: Sequence[str]) -> Synced:
         tally.close()
 
 
-def _foreign(form: str, files: tuple[Path, ...], home: Home, one_run: bool, commit: str | None) -> list[str]:
+def _taking(
+    form: str, files: tuple[Path, ...], home: Home, one_run: bool, commit: str | None
+) -> list[Callable[[], list[str]]]:
+    """What takes in each file, or all of `one_run`, and gives the runs. Raises `InputError` for wrong options."""
+    if form == "journal":
+        if one_run or commit:
+            raise InputError("--one-run and --commit are for other tools' files; a journal says both itself.")
+        return [lambda file=file: [transfer.import_journal(file, home)] for file in files]  # type: ignore[misc]
     from ...registry.importers.formats import take_in
     from ...registry.importers.results import hexadecimal
 
     if commit is not None and hexadecimal(commit) is None:
         raise InputError(f"--commit {commit!r} is no whole git hash: 40 or 64 digits, as `git rev-parse` prints.")
     groups = [files] if one_run else [(x,) for x in files]
-    return [run for group in groups for run in take_in(form, group, home, commit)]
+    return [lambda group=group: take_in(form, group, home, commit) for group in groups]  # type: ignore[misc]
 
 
 @click.command("sync")

@@ -71,7 +71,7 @@ def measure(
     """Measures what was drawn while time lasts; its journal names the run that it verifies.
 
     Cells are taken replicate by replicate, so that a budget that ends leaves fewer processes and not fewer rows.
-    Raises `InputError` where it ends before anything was measured.
+    Raises `OutOfBudget` where it ends before anything was measured.
     """
     run = Run(
         drawn.plan,
@@ -90,4 +90,4 @@ def measure(
         return read(run.execute())
     except OutOfBudget:
         said = f"nothing could be measured within {budget_s:g} s; give it more with --budget."
-        raise InputError(said) from None
+        raise OutOfBudget(said) from None

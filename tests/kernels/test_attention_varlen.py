@@ -393,8 +393,8 @@ def test_blocks_are_listed_in_the_tiles_of_hopper(monkeypatch):
     # Rows that the list has room for: 192 tokens each, and 128.
     nothing = 0, None, 0.0
     assert taken == [(5, True, *nothing), (7, True, *nothing)]
-    # Windows, sinks and caps too; a window as wide as all tokens is none. As wide as what is said to be the longest
-    # it may hide something: that may be said to be less than it is.
+    # Windows, sinks and caps too; a window as wide as all tokens is none. One as wide as the longest may hide
+    # something: that may be said to be less than it is.
     sinks = torch.zeros(2)[::2]
     for window in (100, 600, 700):
         module._launch_forward(x, x, x, cu, cu, 600, 600, True, window, sinks, 30.0)

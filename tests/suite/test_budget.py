@@ -148,7 +148,9 @@ def test_known_is_what_the_newest_runs_with_one_of_the_operators_took(tmp_path: 
         operator = "gelu" if day <= LOOKED_AT + 1 else "softmax"
         of = msgspec.structs.replace(case(8), operator=operator)
         run = f"2026010{day}-000000-0000"
-        header = Header(2, run, "", "", None, False, "tiny", 0, 1, "cpu", "", {}, {}, Request((of,)))
+        header = Header(
+            2, run, f"2026-01-0{day}", "", None, False, "tiny", 0, 1, "cpu", "", {}, {}, Request((of,))
+        )
         with Writer(home.journal(run)) as out:
             out.write(header)
             out.write(took(of, float(day)))

@@ -209,6 +209,10 @@ def test_what_is_missing_is_said(root, monkeypatch, tmp_path):
             {"operators__triple": NEW_OPERATOR.replace("axes=", "axis=")},
             "operators/triple.py cannot be imported: TypeError: ",
         ),
+        (
+            {"operators__triple": NEW_OPERATOR.replace('axes={"N"', 'axes={"row-width"')},
+            "operators/triple.py: an axis: 'row-width' has not the form of one: letters, digits and _",
+        ),
         ({"baselines__thrice": "X = 1"}, "baselines/thrice.py must define IMPLEMENTATIONS, a dict."),
         ({"baselines__thrice": "1 / 0"}, "baselines/thrice.py cannot be imported: ZeroDivisionError: "),
         (
@@ -256,6 +260,13 @@ def test_what_is_missing_is_said(root, monkeypatch, tmp_path):
                 "operators__triple": NEW_OPERATOR,
             },
             "baselines/thrice.py: IMPLEMENTATIONS['triple'] must be a dict of factories.",
+        ),
+        (
+            {
+                "operators__triple": NEW_OPERATOR,
+                "baselines__one": NEW_BASELINE.replace('"thrice"', repr("t" * 251)),
+            },
+            "triple: an implementation of one: 'tttttttttt",
         ),
         (
             {"operators__triple": NEW_OPERATOR, "baselines__one": NEW_BASELINE, "baselines__two": NEW_BASELINE},

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 
 import pytest
+from kernelmark.registry.errors import InputError
 
 FILE = '''
 """A file."""
@@ -137,3 +138,34 @@ def test_an_edit_may_be_said_to_change_nothing(case):
     told = edited.replace("    plans=", f"    continues={{'{after}': '{before}'}},\n    plans=")
     assert case(told).spec == before
     assert case(told.replace("y * SCALE", "y * 3")).spec not in (before, after)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("8 * case.axes", "-8 * case.axes", "double: bytes of N4-plain-fp32-forward is -32; its function gives"),
+        ("8 * case.axes", "10**40 * case.axes", "double: bytes of N4-plain-fp32-forward is 4000000"),
+        ("8 * case.axes", "0.3 * case.axes", "double: bytes of N4-plain-fp32-forward is 1.2;"),
+        ("flops=lambda case: 0", "flops=lambda case: None", "double: flops of N4-plain-fp32-forward is None;"),
+        ("flops=lambda case: 0", "flops=lambda case: 'x'", "double: flops of N4-plain-fp32-forward is 'x';"),
+        ("flops=lambda case: 0", "flops=lambda case: float('nan')", "is nan; its function gives a whole number"),
+        (
+            "    plans=",
+            "    tokens=lambda case: -1,\n    plans=",
+            "double: tokens of N4-plain-fp32-forward is -1;",
+        ),
+        ('axes={"N": "elements"}', 'axes={"N": "elements", "row-width": "x"}', "double: an axis: 'row-width' has"),
+    ],
+)
+def test_a_case_that_no_journal_may_hold_is_refused_by_the_operators_name(case, old, new, said):
+    assert old in FILE
+    with pytest.raises(InputError) as error:
+        case(FILE.replace(old, new), axes={"N": 4, "row-width": 2} if "row-width" in new else None)
+    assert said in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_a_whole_number_may_be_written_as_a_float(case):
+    found = case(FILE.replace("8 * case.axes", "8.0 * case.axes"))
+    assert found.bytes == 32
+    assert isinstance(found.bytes, int)

@@ -356,8 +356,17 @@ WRONG = {
     case("pass = 'backward'")
     .replace("rms_norm", "fp8_quant")
     .replace("B = 1, S = 2, D = 4", "M = 1, N = 2"): "unknown pass of fp8_quant 'backward'. Known: forward.",
-    "replicates = 0\n" + case(""): "replicates is 0; at least 1.",
-    "deadline_s = 0\n" + case(""): "deadline_s is 0; above 0.",
+    "replicates = 0\n" + case(""): "replicates is 0; at least 1, at most 100000.",
+    "replicates = 200000\n" + case(""): "replicates is 200000; at least 1, at most 100000.",
+    "deadline_s = inf\n" + case(""): "deadline_s is inf; above 0, at most 10000000.",
+    "deadline_s = 1e8\n" + case(""): "deadline_s is 1e+08; above 0, at most 10000000.",
+    case("dtype = []"): "dtype is an empty list, which leaves no case; list a value or more - at `$.cases[0]`",
+    case("pass = []"): "pass is an empty list",
+    case("").replace("S = 2", "S = []"): "axis S is an empty list",
+    case("").replace(
+        "S = 2", f"S = {10**40}"
+    ): "rms_norm: an axis S: 1000000000000000000000000000000000000000 is not",
+    "deadline_s = 0\n" + case(""): "deadline_s is 0; above 0, at most 10000000.",
     "cache = 'warm'\n" + case(""): "Invalid enum value 'warm' - at `$.cache`. Known: cold, hot.",
     "cache = []\n" + case(""): "cache is empty; cold, hot or both.",
     "cases = []": "a plan needs at least one [[cases]] or [[worth]] table.",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
@@ -59,6 +61,32 @@ def test_runs_are_listed_oldest_first_compressed_ones_too(filled: Home) -> None:
 )
 def test_a_run_is_found_by_name_beginning_or_latest(filled: Home, asked: str, found: int) -> None:
     assert filled.load(asked).header.run == RUNS[found]
+
+
+def test_the_latest_is_so_by_its_header_whatever_its_name(filled: Home, literal: Any) -> None:
+    for run, created in (("q2", "2026-11-02T00:00:00Z"), ("early", "2027-01-01T00:00:00+01:00")):
+        filled.journal(run).write_bytes(
+            encode(literal.header(run=run, created=created)) + encode(literal.record())
+        )
+    assert filled.runs() == ["q2", *RUNS, "early"]
+    assert filled.latest() == "early"
+    # Written by another program, in another order.
+    other = msgspec.to_builtins(literal.header(run="other", created="2027-02-01T00:00:00Z"))
+    filled.journal("other").write_bytes(msgspec.json.encode(dict(reversed(other.items()))) + b"\n")
+    assert filled.latest() == "other"
+    # One that does not say when it was made is as old as its file.
+    unreadable = filled.journal("unreadable")
+    unreadable.write_bytes(b"{}\n")
+    for written, at in ((0, 0), (2e9, -1)):
+        os.utime(unreadable, (written, written))
+        assert filled.runs()[at] == "unreadable"
+
+
+def test_a_whole_name_is_found_whatever_the_labels_are(filled: Home) -> None:
+    (filled.folder / "labels.json").write_bytes(b"{")
+    assert filled.load(RUNS[0]).header.run == RUNS[0]
+    with pytest.raises(InputError, match=r"labels\.json cannot be read: .* mend it, or move it away"):
+        filled.find("20261119")
 
 
 def test_a_run_is_found_by_its_journals_path(filled: Home) -> None:

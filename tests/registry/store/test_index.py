@@ -174,6 +174,25 @@ def test_a_home_that_cannot_be_written_is_read_all_the_same(home, store):
     assert names(Index(home).runs()) == ["run-1"]
 
 
+def test_an_index_that_can_only_be_read(home, store, monkeypatch):
+    store(1)
+    index = Index(home)
+    index.keep_spreads("k", {KEY: [(1.0, 2.0)]})
+    store(2)
+    before = (home.folder / "index.db").read_bytes()
+    connect = sqlite3.connect
+
+    def only_read(path, **options):
+        return connect(path) if path == ":memory:" else connect(f"file:{path}?mode=ro", uri=True, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", only_read)
+    index = Index(home)
+    assert names(index.runs()) == ["run-2", "run-1"]
+    assert index.processes(index.runs()[0]).keys() == {KEY}
+    assert index.spreads("k") == {KEY: [(1.0, 2.0)]}
+    assert (home.folder / "index.db").read_bytes() == before
+
+
 def test_a_home_that_is_not_there(tmp_path):
     assert Index(Home(tmp_path / "nowhere")).runs() == []
     assert not (tmp_path / "nowhere").exists()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store import journal as module
 from kernelmark.registry.store.journal import Writer, encode, parse, read
-from kernelmark.registry.store.record import Ceiling, Header, Measurement, Record
+from kernelmark.registry.store.record import Ceiling, Header, Measurement, Record, Request
 
 SCHEMA = Path(module.__file__).with_name("journal.schema.json")
 
@@ -48,6 +48,25 @@ def test_what_is_written_is_read(literal: Any, tmp_path: Path) -> None:
         (footer,),
     )
     assert (found.torn, found.path) == (False, path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seed": 10**23}, "run .* cannot be recorded, no journal may hold this: "),
+        ({"replicates": 200_000}, "replicates: 200000 is not within"),
+        ({"request": Request(deadline_s=1e8)}, "deadline_s: no length of time"),
+        ({"plan": "p" * 251}, "plan: .* is no name"),
+        ({"conditions": {"gpu": None, "x": [1]}}, "cannot be recorded"),
+    ],
+)
+def test_a_header_that_no_reader_takes_is_not_written(
+    literal: Any, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(InputError, match=said):
+        write(path, msgspec.structs.replace(literal.header(), **changed))
+    assert path.read_bytes() == b""
 
 
 def test_a_board_stands_in_the_lines_that_have_one(literal: Any) -> None:

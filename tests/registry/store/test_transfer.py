@@ -103,6 +103,14 @@ def test_a_gzip_file_cut_short_is_refused(given: Path, home: Home) -> None:
         transfer.import_journal(path, home)
 
 
+def test_a_run_named_latest_is_refused(home: Home, make_journal: Make, write: Write, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="stands for the newest run"):
+        transfer.checked_run("latest")
+    path = write(make_journal(run="latest"), tmp_path / "x.jsonl")
+    with pytest.raises(InputError, match="stands for the newest run"):
+        transfer.import_journal(path, home)
+
+
 def test_missing_and_folder(tmp_path: Path, home: Home) -> None:
     with pytest.raises(InputError, match="No such file"):
         transfer.import_journal(tmp_path / "nothing.jsonl", home)

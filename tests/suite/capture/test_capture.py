@@ -146,6 +146,76 @@ def test_a_program_is_run_as_python_runs_it(tmp_path: Path) -> None:
     assert (sys.path, sys.argv) == before
 
 
+def fails_after_a_call(tmp_path: Path, ending: str) -> Path:
+    path = tmp_path / "boom.py"
+    path.write_text(
+        "import os, sys, torch\n"
+        "torch.nn.functional.silu(torch.zeros(4)), torch.nn.functional.softmax(torch.zeros(4, 8), -1)\n"
+        f"{ending}\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("raise ValueError('mine')", "ValueError: mine"),
+        ("torch.nn.functional.softmax(torch.zeros(4), 7)", "IndexError: "),
+        ("sys.exit('enough')", "enough"),
+    ],
+)
+def test_a_program_that_fails_leaves_what_was_seen(tmp_path: Path, ending: str, said: str) -> None:
+    target = tmp_path / "mine.toml"
+    path = fails_after_a_call(tmp_path, ending)
+    result = CliRunner().invoke(command_capture, ["--plan", str(target), "--", "python", str(path)])
+    assert result.exit_code == 1, result.output
+    assert "softmax" in target.read_text()
+    assert said in result.output
+    assert "the program failed with status 1; the plan has what it called before" in result.output
+    if "Error" in said:
+        assert f'File "{path}", line 3, in <module>' in result.output
+    assert "runpy" not in result.output
+    assert "suite/capture" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "module", "said"),
+    [("x = = 3\n", False, "SyntaxError: invalid syntax"), ("", True, "No module named nomod")],
+)
+def test_a_program_that_does_not_begin(tmp_path: Path, text: str, module: bool, said: str) -> None:
+    path, target = tmp_path / "boom.py", tmp_path / "mine.toml"
+    path.write_text(text)
+    program = ["-m", "nomod"] if module else [str(path)]
+    result = CliRunner().invoke(command_capture, ["--plan", str(target), "--", "python", *program])
+    assert result.exit_code == 1, result.output
+    assert said in result.output
+    assert "runpy" not in result.output
+    assert "there is no plan: the program made no call that is an operator of ours\n" in result.output
+    assert not target.exists()
+
+
+def test_the_plan_is_written_where_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    path = fails_after_a_call(tmp_path, "os.chdir('elsewhere')")
+    result = CliRunner().invoke(command_capture, ["--plan", "mine.toml", "--", "python", str(path)])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "mine.toml").is_file()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_plan_that_cannot_be_written_is_said_before_the_program_runs(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    path = fails_after_a_call(tmp_path, f"open({str(ran)!r}, 'w')")
+    result = CliRunner().invoke(command_capture, ["--plan", str(tmp_path / "a" / "b.toml"), "--", str(path)])
+    assert isinstance(result.exception, InputError)
+    assert "b.toml cannot be written: No such file or directory. Name another" in str(result.exception)
+    assert not ran.exists()
+    result = CliRunner().invoke(command_capture, ["--plan", str(tmp_path / "b.toml"), "--", "absent.py"])
+    assert "no program at absent.py" in str(result.exception)
+    assert not (tmp_path / "b.toml").exists()
+
+
 def found(call) -> list[tuple]:
     """Operator, axes and options of what a function calls, in the order of names."""
     with Capture() as seen:

@@ -59,7 +59,9 @@ def test_a_run_that_goes_on_takes_nothing_that_was_asked_before(asked, capsys):
 
 
 def test_a_run_goes_on_in_an_image_on_any_board(asked, tmp_path):
-    header = Header(2, "20261121-000000-aaaa", "", "0.1.0", None, False, "quick", 0, 1, "cpu", "k", {}, {})
+    header = Header(
+        2, "20261121-000000-aaaa", "2026-11-21", "0.1.0", None, False, "quick", 0, 1, "cpu", "k", {}, {}
+    )
     path = tmp_path / "home" / "journals" / f"{header.run}.jsonl"
     path.parent.mkdir(parents=True)
     path.write_bytes(encode(header))

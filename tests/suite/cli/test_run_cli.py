@@ -54,6 +54,11 @@ def _no_gpu(monkeypatch):
         (("--resume", "20990101"), "no runs in"),
         (("--operator", "gelu", "--implementation", "sdpa"), "plan 'quick' has nothing to measure with these"),
         (("--replicates", "0"), "Invalid value for '--replicates': 0 is not in the range"),
+        (
+            ("--seed", "9" * 23),
+            "Invalid value for '--seed': 99999999999999999999999 is not within -9223372036854775808",
+        ),
+        (("--dry-run", "--run", "latest"), "'latest' is not a run's name: it stands for the newest run"),
         (("--cache", "warm"), "Invalid value for '--cache': 'warm' is not one of 'cold', 'hot', 'both'."),
         (("--timer", "sundial"), "is not one of 'auto', 'events', 'graph', 'cupti'."),
         (("--speed", "9"), "--speed"),
@@ -65,6 +70,9 @@ def _no_gpu(monkeypatch):
             ("--any-board", "--operator", "gelu"),
             "--any-board goes on with a run on another board; it needs --resume",
         ),
+        (("--plan", "standard", "--quick"), "--quick is short for --plan quick; give one of --quick and --plan."),
+        (("--dry-run", "--run", "../x"), "'../x' is not a run's name"),
+        (("--dry-run", "--device", "cuda", "--gpus", "a"), "numbers as nvidia-smi lists them"),
     ],
 )
 @pytest.mark.usefixtures("_no_gpu")
@@ -87,7 +95,9 @@ def test_a_mistake_in_a_plan_file(call, plan_file, root, monkeypatch):
 
 @pytest.mark.usefixtures("_no_gpu")
 def test_an_unknown_run_to_resume_names_those_that_exist(call, tmp_path):
-    header = Header(2, "20261121-000000-aaaa", "", "0.1.0", None, False, "quick", 0, 1, "cpu", "k", {}, {})
+    header = Header(
+        2, "20261121-000000-aaaa", "2026-11-21", "0.1.0", None, False, "quick", 0, 1, "cpu", "k", {}, {}
+    )
     path = Home(tmp_path / "home").journal(header.run)
     path.parent.mkdir(parents=True)
     path.write_bytes(encode(header))
@@ -228,6 +238,31 @@ def test_a_whole_run(root, plan_file, tmp_path):
         assert home.database.exists()
     else:
         assert "MLflow is not installed here" in told["registry"]
+
+
+def test_flags_of_the_configuration_file(call, root, plan_file, monkeypatch, tmp_path):
+    config = tmp_path / "config.toml"
+    monkeypatch.setenv("KERNELMARK_CONFIG", str(config))
+    monkeypatch.setenv("KERNELMARK_PATH", str(root))
+    config.write_text('[defaults.run]\ndry-run = true\nquick = true\ndevice = "cpu"\n')
+    code, out, _ = call("run", "--plan", str(plan_file([16])))
+    assert code == 0
+    assert "plan tiny:" in out  # what is said on the command line comes first
+    assert "Nothing was measured." in out
+    config.write_text('[defaults.run]\nplan = "standard"\ndry-run = true\ndevice = "cpu"\n')
+    assert "plan quick:" in call("run", "--quick", "--operator", "softmax")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed"),
+    [("--version", ">&-"), ("runs", ">&-"), ("runs", "<&- >&- 2>&-"), ("show x", "2>&-"), ("list", ">&- 2>&-")],
+)
+def test_streams_that_are_closed(arguments, closed, tmp_path):
+    code = "from kernelmark.suite.cli import main; main()"
+    command = f'"{sys.executable}" -c "{code}" {arguments} {closed}'
+    environment = {**os.environ, "KERNELMARK_HOME": str(tmp_path / "home")}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (2 if "show" in arguments else 0, "", "")
 
 
 def test_what_would_be_measured(call, root, plan_file, monkeypatch, tmp_path):

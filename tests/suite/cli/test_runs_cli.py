@@ -147,6 +147,11 @@ def test_deleting(home: Home, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert code == 130
     assert str(home.journal(NEW)) in out
     assert home.journal(NEW).exists()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    code, _, err = call("runs", "delete", "candidate")
+    assert code == 2
+    assert "give --yes. Nothing was deleted." in err
+    assert home.journal(NEW).exists()
     assert call("runs", "delete", "candidate", "--yes")[0] == 0
     assert home.runs() == [OLD, SIDE]
     assert not (home.logs / f"{NEW}.log").exists()
@@ -155,6 +160,18 @@ def test_deleting(home: Home, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_p
     code, _, err = call("runs", "delete", str(tmp_path / "other" / "journals" / f"{NEW}.jsonl"), "--yes")
     assert code == 2
     assert "is no run of .kernelmark" in err
+
+
+def test_a_tag_that_no_run_has(home: Home, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        "No run has tag zz. None has any; `kernelmark runs tag RUN TAG` gives one."
+        in call("runs", "--tag", "zz")[1]
+    )
+    call("runs", "tag", OLD, "good", "a")
+    assert "No run has tag zz. Tags: a, good.\n" in call("runs", "--tag", "zz")[1]
+    assert "No run has all of the tags a, zz. Tags: a, good.\n" in call("runs", "--tag", "a", "--tag", "zz")[1]
+    monkeypatch.setenv("KERNELMARK_HOME", str(tmp_path / "empty"))
+    assert "No runs; make one with `kernelmark run`" in call("runs", "--tag", "zz")[1]
 
 
 def test_a_run_is_deleted_whole_and_not_while_a_shard_is_measured(call: Call, home: Home) -> None:
@@ -193,6 +210,7 @@ def test_the_home_of_the_user(tmp_path: Path, call: Call, monkeypatch: pytest.Mo
     assert "KERNELMARK_HOME says so" in call("runs")[1]
     for text, said in (
         ("[defaults.show]\nimplementaton = 3\n", "unknown option of show 'implementaton'. Did you mean"),
+        ("[defaults.shwo]\ncsv = true\n", "unknown command 'shwo'. Did you mean 'show'? Known: list, run,"),
         ("hom = 1\n", "unknown field `hom`"),
         ("home = \n", "Invalid value"),
     ):
@@ -201,6 +219,27 @@ def test_the_home_of_the_user(tmp_path: Path, call: Call, monkeypatch: pytest.Mo
         assert (code, out) == (2, "")
         assert said in err
         assert str(config) in err
+    for absent, said in ((tmp_path / "absent.toml", "No such file"), (tmp_path, "Is a directory")):
+        monkeypatch.setenv("KERNELMARK_CONFIG", str(absent))
+        code, out, err = call("runs")
+        assert (code, out) == (2, "")
+        assert str(absent) in err
+        assert said in err
+
+
+def test_forms_of_the_configuration_file_and_of_the_command_line(
+    home: Home, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.toml"
+    monkeypatch.setenv("KERNELMARK_CONFIG", str(config))
+    config.write_text("[defaults.runs]\ncsv = true\nall = true\n[defaults.show]\njson = false\n")
+    assert len(list(csv.DictReader(io.StringIO(call("runs")[1])))) == 3  # the side, too
+    assert json.loads(call("runs", "--json")[1])["runs"]
+    assert "in .kernelmark" in call("runs", "--table")[1]
+    assert not call("show", OLD)[1].startswith("{")
+    code, out, err = call("show", OLD, "--csv", "--json")
+    assert (code, out) == (2, "")
+    assert "--json and --csv exclude each other; give one of them." in err
 
 
 @pytest.mark.parametrize(

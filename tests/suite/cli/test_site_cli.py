@@ -53,6 +53,18 @@ def test_fresh_does_not_delete_what_it_is_to_read(tmp_path: Path) -> None:
     assert (journals / "a.jsonl.gz").is_file()
 
 
+def test_pyarrow_is_asked_for_only_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jinja2", reason="Jinja2 is not installed")
+    header = gzip.decompress((ONE / "1-base.jsonl.gz").read_bytes()).splitlines(keepends=True)[0]
+    (tmp_path / "empty.jsonl").write_bytes(header)
+    for there in (True, False):  # no row makes no file, with pyarrow or without
+        monkeypatch.setattr("kernelmark.suite.cli.site.find_spec", lambda name, there=there: there or None)
+        done = run("site", tmp_path / "empty.jsonl", "--output", tmp_path / f"site-{there}")
+        assert done.exit_code == 0, done.output
+        assert "0 rows" in done.output
+        assert ("pip install pyarrow" in done.output) is not there
+
+
 def test_the_home_is_the_default(own_home: Path, tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="Jinja2 is not installed")
     (own_home / "journals").mkdir(parents=True)

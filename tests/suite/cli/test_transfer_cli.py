@@ -6,10 +6,12 @@ import json
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.importers.formats import FORMATS
+from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import encode
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
 from kernelmark.registry.tracking.store import StoreError
@@ -106,6 +108,25 @@ def test_sync_names_what_it_could_not_read(journal: Path) -> None:
     assert "1 row recorded" in done.stdout
     assert isinstance(done.exception, InputError)
     assert "bad.jsonl: line 2" in str(done.exception)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_damaged_file_is_in_no_others_way(journal: Path, as_json: bool) -> None:
+    damaged = journal.with_name("damaged.jsonl.gz")
+    damaged.write_bytes(b"\x1f\x8bnot whole")
+    other = journal.with_name("other.jsonl")
+    other.write_bytes(encode(msgspec.structs.replace(HEADER, run="other")) + encode(RECORD))
+    files = [str(x) for x in (journal, damaged, other)]
+    done = CliRunner().invoke(command_import, [*files, "--no-sync", *(["--json"] if as_json else [])])
+    assert isinstance(done.exception, InputError)
+    assert "not imported:" in str(done.exception)
+    assert str(damaged) in str(done.exception)
+    assert Home().runs() == [RUN, "other"]
+    if as_json:
+        assert [json.loads(x)["run"] for x in done.stdout.splitlines()] == [RUN, "other"]
+    else:
+        assert f"{RUN}: imported" in done.stdout
+        assert "other: imported" in done.stdout
 
 
 EXAMPLES = Path(__file__).parents[2] / "registry" / "importers" / "examples"

@@ -15,7 +15,7 @@ from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.cli import cli, run_command
 from kernelmark.suite.run.repeating import draw, measure
-from kernelmark.suite.run.supervisor import NotResumable, Run
+from kernelmark.suite.run.supervisor import NotResumable, OutOfBudget, Run
 
 
 @pytest.fixture
@@ -101,5 +101,6 @@ def test_a_budget_leaves_fewer_processes_and_not_fewer_rows(published, tmp_path,
 def test_a_budget_for_nothing_is_said(published, tmp_path):
     catalog = Catalog.default()
     drawn = draw(published, catalog, 30, 1)
-    with pytest.raises(InputError, match="within 0 s; give it more with --budget"):
+    with pytest.raises(OutOfBudget, match="within 0 s; give it more with --budget") as ended:
         measure(published, drawn, catalog, Home(tmp_path / "home"), 1, 0.0)
+    assert ended.value.exit_code == 3  # as of a run
