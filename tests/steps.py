@@ -49,6 +49,21 @@ def truth(world, buckets=BUCKETS) -> float:
 
 
 def journal(*records) -> Journal:
-    header = Header(2, "run", "", "0.1.0", None, False, "distributed", 0, 1, "cuda", "k", {}, {}, metrics=METRICS)
+    header = Header(
+        2,
+        "run",
+        "2026-11-21T00:00:00Z",
+        "0.1.0",
+        None,
+        False,
+        "distributed",
+        0,
+        1,
+        "cuda",
+        "k",
+        {},
+        {},
+        metrics=METRICS,
+    )
     sizes = (1 << 16, 1 << 20, 1 << 28)
     return Journal(header, (*(reduced(2, x, NVLINK.all_reduce_ms(x, 2)) for x in sizes), *records))

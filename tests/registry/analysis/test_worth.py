@@ -78,7 +78,7 @@ def journal(
     header = Header(
         2,
         "r",
-        "",
+        "2026-11-21T00:00:00Z",
         "",
         None,
         False,

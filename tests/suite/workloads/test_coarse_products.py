@@ -176,7 +176,8 @@ def test_gradients_that_are_approximated_on_their_way_hold_no_weights(
     monkeypatch.setattr(answer, "check_weights", lambda *_: 1.0)
     monkeypatch.setattr(coarse_products, "check_weights", lambda *_: 0.0)
     given: Any = {"expected": None, "session": SimpleNamespace(seed=0), "errors": {"change_error": 0.0}}
-    program: Any = SimpleNamespace(bound=Bound(loss=0.03, gradient=change, change=change), **given)
+    bound = Bound(loss=0.03, gradient=change, change=change)
+    program: Any = SimpleNamespace(bound=bound, _bound_of_weights=lambda trainer: bound, **given)
     trainer: Any = SimpleNamespace(products="e4m3")
     recipe: Any = SimpleNamespace(hidden=(), products="e4m3")
     train.Program._check_weights(program, trainer, recipe)
