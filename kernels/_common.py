@@ -97,6 +97,7 @@ def operator(
     kernels run; torch.compile, fake tensors and subclasses see the registered operator.
     """
     name, _, signature = schema.partition("(")
+    # Each argument's type and name; places that it writes to, but for lists, whose operators count themselves.
     taken = [x.strip().split() for x in signature.rpartition(" -> ")[0].rstrip(")").split(",")]
     written = [i for i, (kind, _) in enumerate(taken) if kind.startswith("Tensor(") and not kind.endswith("[]")]
     if isinstance(launch, prepared):

@@ -47,8 +47,8 @@ def weighted_if_seen(scores, row_max, row_sum):  # type: ignore[no-untyped-def] 
 
 @triton.jit
 def lowered(highest, top):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """exp(highest - top) of maxima, `LOWEST` among them, whose difference from a large one is no fp32 number, nor
-    log₂e times that from another: halves of both are.
+    """exp(highest - top) of finite maxima. Halves are subtracted, as fp32 has no number for `LOWEST` less a large
+    one; and a difference that leaves nothing is cut, as it has none for log₂e times `LOWEST` either.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     return tl.exp2(tl.maximum(highest * 0.5 - top * 0.5, -500.0) * (2.0 * LOG2E))

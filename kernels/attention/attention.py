@@ -82,10 +82,10 @@ def attention(
     w, at least 1, hides those w or more places away: a query sees the key in its place and the w - 1 before it,
     and under a "full" mask the w - 1 after it. Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
 
-    A `cap` above 0 makes scores cap · tanh(score / cap), before the mask. `sinks` (H,), in bf16, fp16 or fp32, are
-    one more logit a head in the softmax's denominator, which has no value and no cap. Gradients with a cap are the
-    portable kernels' where Dv is not D, or D at most 128 and they are to be deterministic. On Hopper tanh of bf16
-    inputs has a relative error of up to 2^-11.
+    A `cap` above 0 makes scores cap · tanh(score / cap), before the mask; one above 1,000 is the portable
+    kernels'. `sinks` (H,), in bf16, fp16 or fp32, are one more logit a head in the softmax's denominator, which
+    has no value and no cap. Gradients with a cap are the portable kernels' where Dv is not D, or D at most 128
+    and they are to be deterministic. On Hopper tanh of bf16 inputs has a relative error of up to 2^-11.
 
     With `return_lse`, (output, lse): lse (B, H, S), fp32, is the natural logarithm of the sum of exponentials of
     each row's visible scores, its sink among them, by which outputs over several sets of keys can be merged into

@@ -246,9 +246,7 @@ def launch(
     groups = H // heads
     width = max(16, power_of_2(D))
     held = LARGEST if roomy(capability(q.device)) else LARGEST // 2
-    most = held // (width * groups * q.element_size())
-    if most == 0:
-        raise NotImplementedError(f"q has {groups} heads a key head, too many of {D} columns for one program")
+    most = max(1, held // (width * groups * q.element_size()))
     if Sq > most and tile is None:
         for first in range(0, Sq, most):
             some = q[:, first : first + most]

@@ -673,7 +673,7 @@ def _launch_forward(
         hopper = None
     if hopper is not None and "forward" in HOPPER and hopper.forward.takes(q, k, v, max_seqlen_q):
         table, rows = listed(starts, key_starts, T, hopper.forward.unit(D))
-        # Not by the longest sequence, which may be said to be less than it is: that costs time and nothing else.
+        # By all tokens: a longest sequence that is said to be less than it is may cost time, and no window.
         window = bounded(window, T, k.shape[0])
         hopper.forward.forward(q, k, v, out, lse, table, rows, causal, window, sinks, cap)
         return out, lse

@@ -44,11 +44,11 @@ def _empty(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def _launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     _check(x, weight, bias)
-    return matmul(_rows(x), weight.t(), bias).view(*x.shape[:-1], weight.shape[0])
+    return matmul(_flat(x), weight.t(), bias).view(*x.shape[:-1], weight.shape[0])
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """(…, K) as (M, K), of K = 0 as well."""
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """(…, K) as (M, K), of K = 0 as well; rows that do not lie dense are multiplied as they lie."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
@@ -76,10 +76,10 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
-    given = _rows(dy)
+    given = _flat(dy)
     wanted = ctx.needs_input_grad
     dx = matmul(given, weight).view(x.shape) if wanted[0] else None
-    dweight = weight_gradient(given, _rows(x), ctx.into) if wanted[1] else None
+    dweight = weight_gradient(given, _flat(x), ctx.into) if wanted[1] else None
     return dx, dweight, given.sum(0) if wanted[2] else None
 
 

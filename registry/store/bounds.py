@@ -24,7 +24,9 @@ SAMPLES = 20_000_000
 """Numbers of all measurements of a journal."""
 REPLICATES = 100_000
 SEEDS = -(1 << 63), 1 << 64
+"""The least and the greatest."""
 DEADLINE_S = 1e7
+"""The longest that a cell may be given."""
 NAME, TEXT = 250, 4000
 """Characters of a name and of free text."""
 ENTRIES = 2000
@@ -47,20 +49,10 @@ class OutOfBounds(ValueError):
     """A line that no measurement wrote; the text says which field."""
 
 
-def checked_case(case: Case) -> None:
-    """Raises `OutOfBounds` for a case that no journal may hold."""
-    _case(case)
-
-
 def checked_identifier(name: str, what: str) -> None:
     """Raises `OutOfBounds` for a name of an axis or an option that no journal may hold."""
     if not _IDENTIFIER.fullmatch(name):
         raise OutOfBounds(f"{what}: {name[:60]!r} has not the form of one: letters, digits and _, 64 at most")
-
-
-def checked_name(name: str, what: str) -> None:
-    """Raises `OutOfBounds` for a name that no journal may hold; `what` it is of."""
-    _name(name, what)
 
 
 class Bounds:
@@ -86,13 +78,13 @@ class Bounds:
                 _whole(line.size, 1, LARGEST, "size")
                 _whole(line.replicate, 0, REPLICATES, "replicate")
                 _measured((line.time_ms,), "time_ms")
-                _name(line.dtype, "dtype")
+                checked_name(line.dtype, "dtype")
                 _board(line.board)
             case Launches():
                 _launches(line)
             case Footer():
                 _seconds({"wall_s": line.wall_s, **line.spent_s}, "spent_s")
-                _name(line.ended, "ended")
+                checked_name(line.ended, "ended")
         return line
 
     def _record(self, record: Record, raw: bytes) -> Record:
@@ -103,7 +95,7 @@ class Bounds:
         if known is not None and known == case:
             set_(record, "case", known)
         else:
-            _case(case)
+            checked_case(case)
             self._cases[key] = case
         names = self._names
         for field, name in (
@@ -158,24 +150,24 @@ class Bounds:
     def _shared(self, name: str, field: str) -> str:
         known = self._names.get(name)
         if known is None:
-            _name(name, field)
+            checked_name(name, field)
             known = self._names[name] = name
         return known
 
 
 def _board(board: str | msgspec.UnsetType) -> None:
     if board is not msgspec.UNSET:
-        _name(board, "board")
+        checked_name(board, "board")
 
 
 def _launches(line: Launches) -> None:
     for field in ("operator", "case", "implementation"):
-        _name(getattr(line, field), field)
+        checked_name(getattr(line, field), field)
     _whole(line.steps, 1, REPLICATES, "steps")
     if len(line.kernels) > ENTRIES:
         raise OutOfBounds(f"kernels: more than {ENTRIES}")
     for x in line.kernels:
-        _name(x.name, "a kernel's name")
+        checked_name(x.name, "a kernel's name")
         _measured((x.calls, x.ms), "kernels")
     _measured((line.gap_ms,), "gap_ms")
 
@@ -198,19 +190,19 @@ def _header(header: Header) -> Header:
     if header.commit is not None:
         _form(header.commit, _COMMIT, "commit")
     for field in ("created", "harness", "plan", "key"):
-        _name(getattr(header, field), field)
-    _moment(header.created)
+        checked_name(getattr(header, field), field)
+    moment(header.created)
     _whole(header.replicates, 1, REPLICATES, "replicates")
     _whole(header.seed, *SEEDS, "seed")
     request = header.request
     for names, what in ((request.implementations, "implementations"), (request.only, "only")):
         for name in names:
-            _name(name, what)
+            checked_name(name, what)
     for case in request.cases:
-        _case(case)
-    _name(request.control, "control")
+        checked_case(case)
+    checked_name(request.control, "control")
     for name in request.hosts:
-        _name(name, "hosts")
+        checked_name(name, "hosts")
     for host in (*request.hosts.values(), header.environment.get(HOST)):
         if host is not None:
             _form(str(host), _IDENTIFIER, "host")
@@ -218,10 +210,10 @@ def _header(header: Header) -> Header:
         raise OutOfBounds("deadline_s: no length of time")
     _whole(request.stage, 0, REPLICATES, "stage")
     for name, count in request.parameters.items():
-        _name(name, "parameters")
+        checked_name(name, "parameters")
         _whole(count, 1, LARGEST, "parameters")
     for name, calls in request.calls.items():
-        _name(name, "calls")
+        checked_name(name, "calls")
         _measured((calls,), "calls")
     if request.step_ms is not None:
         _measured((request.step_ms,), "step_ms")
@@ -244,16 +236,17 @@ def _noted(request: Request) -> Request:
     return request if request.note is None else msgspec.structs.replace(request, note=_text(request.note))
 
 
-def _case(case: Case) -> None:
+def checked_case(case: Case) -> None:
+    """Raises `OutOfBounds` for a case that no journal may hold."""
     for field in ("operator", "name", "dtype", "spec", "primary"):
-        _name(getattr(case, field), field)
+        checked_name(getattr(case, field), field)
     for names, what in ((case.axes, "an axis"), (case.options, "an option")):
         if len(names) > 64:
             raise OutOfBounds(f"{what}: more than 64 of them")
         for name, value in names.items():
             checked_identifier(name, what)
             if isinstance(value, str):
-                _name(value, f"{what} {name}")
+                checked_name(value, f"{what} {name}")
             elif isinstance(value, int):
                 _whole(value, -LARGEST, LARGEST, f"{what} {name}")
             elif not abs(value) <= MOST:
@@ -269,16 +262,19 @@ def _form(value: str, form: re.Pattern[str], what: str) -> None:
         raise OutOfBounds(f"{what}: {value[:60]!r} has not the form of one")
 
 
-def _moment(created: str) -> None:
-    """What follows orders runs by it, and works out times since."""
+def moment(created: str) -> datetime:
+    """When a header says that its run was made; without a time zone it is UTC. Raises `OutOfBounds` for what is no
+    time: runs are ordered by it.
+    """
     try:
         when = datetime.fromisoformat(created)
-        (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC)
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise OutOfBounds(f"created: {created[:60]!r} is no time, as 2026-11-20T12:00:00+00:00 is") from None
 
 
-def _name(value: str | None, what: str) -> None:
+def checked_name(value: str | None, what: str) -> None:
+    """Raises `OutOfBounds` for a name that no journal may hold; `what` it is of. None is none."""
     if value is not None and (len(value) > NAME or _CONTROL.search(value)):
         raise OutOfBounds(f"{what}: {value[:60]!r} is no name of at most {NAME} characters on one line")
 
@@ -306,7 +302,7 @@ def _table(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     if len(values) > ENTRIES:
         raise OutOfBounds(f"{what}: more than {ENTRIES} names")
     for name, value in values.items():
-        _name(name, what)
+        checked_name(name, what)
         if isinstance(value, int) and not isinstance(value, bool):
             _whole(value, -LARGEST, LARGEST, f"{what} {name}")
         elif isinstance(value, float) and not abs(value) <= 1e300:

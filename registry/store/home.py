@@ -8,12 +8,12 @@ import gzip
 import os
 import re
 import zlib
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
 from ..errors import InputError, short, unknown
 from . import labels, settings
+from .bounds import OutOfBounds, moment
 from .journal import Journal, read, read_header
 from .record import Header
 
@@ -161,9 +161,8 @@ def _said(path: Path, size: int, written: int) -> float | None:
     header = None if found else read_header(path)  # one that another program wrote, in another order
     created = found[1].decode(errors="replace") if found else header.created if header is not None else ""
     try:
-        when = datetime.fromisoformat(created)
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
+        return moment(created).timestamp()
+    except OutOfBounds:
         return None
 
 

@@ -219,9 +219,8 @@ def test_more_tokens_than_a_program_holds(monkeypatch):
     whole = attention_decode(q, k, v, None, lengths)
     monkeypatch.setattr(module, "LARGEST", 2 * 64 * 4 * 3 * 4)
     torch.testing.assert_close(attention_decode(q, k, v, None, lengths), whole)
-    monkeypatch.setattr(module, "LARGEST", 2 * 64 * 4 * 2)
-    with pytest.raises(NotImplementedError, match="q has 3 heads a key head, too many of 40 columns"):
-        attention_decode(q, k, v, None, lengths)
+    monkeypatch.setattr(module, "LARGEST", 1)  # a token at a time, of whatever heads there are
+    torch.testing.assert_close(attention_decode(q, k, v, None, lengths), whole)
 
 
 @pytest.mark.parametrize("cap", [1e4, 1e7])
