@@ -1,7 +1,7 @@
 """What our kernels are fused of, beyond the operators: attention of a whole projection; layer norms that add
-first; quantized gradients with their sums; layers in E4M3 with a scale for 128 elements, whose norms, gates and
-activations write 8 bits: what precision `parts_1x128_fused` is, beside `parts_1x128`, which reads again what these
-wrote in 16 bits.
+first; products whose gradients are summed where they are made; AdamW that clips; quantized gradients with their
+sums; layers in E4M3 with a scale for 128 elements, whose norms, gates and activations write 8 bits: what precision
+`parts_1x128_fused` is, beside `parts_1x128`, which reads again what these wrote in 16 bits.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ def added(catalog: Stock, norm: Callable[..., Any]) -> Callable[..., Any]:
     return _beside(norm, "added", getattr(_kernels(catalog, "layer_norm"), "add_layer_norm", None))
 
 
+def clipped(catalog: Stock, adamw: Callable[..., Any]) -> Callable[..., Any]:
+    """Our AdamW, which clips gradients too: `clipped(…, max_norm=…)`, their norm, is an attribute of it."""
+    return _beside(adamw, "clipped", getattr(_kernels(catalog, "adamw"), "adamw_clipped", None))
+
+
 def _beside(part: Callable[..., Any], name: str, whole: Callable[..., Any] | None) -> Callable[..., Any]:
     """A part with what it is fused of for an attribute. Of a commit from before there was that it is left as it
     is.
@@ -45,6 +50,65 @@ def _beside(part: Callable[..., Any], name: str, whole: Callable[..., Any] | Non
 
     setattr(call, name, whole)
     return call
+
+
+def multiplied(catalog: Stock) -> Callable[..., Any]:
+    """`linear(x, weight, bias=None)` by PyTorch's products, with fewer passes over memory in the backward pass.
+    A bias's gradient is a sum of our own. Where several weights multiply one input (`several(x, *weights)`, an
+    attribute), the products of its gradient add what those before them gave.
+    """
+    import torch
+    from torch.nn import functional
+
+    sums: Any = getattr(_kernels(catalog, "linear"), "sums_of_columns", None)
+
+    def weighed(dout: Any, x: Any) -> Any:
+        """The gradient of a weight: doutᵀ x."""
+        return dout.t() @ x.flatten(0, -2)
+
+    class Biased(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
+            ctx.save_for_backward(x, weight)
+            return functional.linear(x, weight, bias)
+
+        @staticmethod
+        def backward(ctx: Any, dout: Any) -> Any:
+            x, weight = ctx.saved_tensors
+            given = dout.flatten(0, -2)
+            dx = (given @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
+            return dx, weighed(given, x), sums(given)
+
+    class Several(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, *weights: Any) -> Any:
+            ctx.save_for_backward(x, *weights)
+            return tuple(functional.linear(x, weight) for weight in weights)
+
+        @staticmethod
+        def backward(ctx: Any, *given: Any) -> Any:
+            x, *weights = ctx.saved_tensors
+            given = tuple(dout.flatten(0, -2) for dout in given)
+            dx = given[0] @ weights[0]  # Σᵢ doutᵢ Wᵢ
+            for dout, weight in zip(given[1:], weights[1:], strict=True):
+                dx.addmm_(dout, weight)
+            return dx.view(x.shape), *(weighed(dout, x) for dout in given)
+
+    biased: Callable[..., Any] = Biased.apply
+    added: Callable[..., Any] = Several.apply
+
+    def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+        if bias is None or sums is None or not torch.is_grad_enabled():
+            return functional.linear(x, weight, bias)
+        return biased(x, weight, bias)
+
+    def several(x: Any, *weights: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return tuple(functional.linear(x, weight) for weight in weights)
+        return added(x, *weights)
+
+    linear.several = several  # type: ignore[attr-defined]  # a function has what it is given
+    return linear
 
 
 class FewRowKernels(NamedTuple):

@@ -68,15 +68,27 @@ def biases(width: int) -> Weight:
 
 
 def several(parts: Parts) -> Callable[..., Sequence[Any]]:
-    """`several(x, *weights)`: x times each of these weights; one product after the other, if no part does it."""
+    """`several(x, *weights)`: x times each of these weights; one product after the other, if neither a part nor
+    `linear`, by an attribute of that name, does it.
+    """
     linear = parts["linear"]
-    return parts.get("several") or (lambda x, *weights: tuple(linear(x, weight) for weight in weights))
+
+    def one_by_one(x: Any, *weights: Any) -> Sequence[Any]:
+        return tuple(linear(x, weight) for weight in weights)
+
+    own: Callable[..., Sequence[Any]] = getattr(linear, "several", one_by_one)
+    return parts.get("several", own)
 
 
 def gated(parts: Parts) -> Callable[..., Any]:
     """`gated(x, gate, up)`: part `gate` of x times both weights; of two products, if no part does it."""
-    linear = parts["linear"]
-    return parts.get("gated") or (lambda x, gate, up: parts["gate"](gate=linear(x, gate), up=linear(x, up)))
+    both = several(parts)
+
+    def apart(x: Any, gate: Any, up: Any) -> Any:
+        through, beside = both(x, gate, up)
+        return parts["gate"](gate=through, up=beside)
+
+    return parts.get("gated") or apart
 
 
 @dataclass(frozen=True)

@@ -344,22 +344,29 @@ class Assembly:
     def _take_fused(
         self, found: dict[str, Callable[..., Any]], chosen: Chosen, B: int, S: int, device: str
     ) -> None:
-        """Attention and layer norms that are our kernels for GPUs, with what they are fused of, where the system
-        is ours: part of another, they are the operator.
+        """Attention and layer norms that are our kernels for GPUs, with what they are fused of."""
+        for part in chosen.model.parts(chosen.configuration, B, S):
+            if part.name in found:
+                found[part.name] = self.beside(part.name, part.operator, found[part.name], device)
+
+    def beside(self, part: str, operator: str, call: Callable[..., Any], device: str) -> Callable[..., Any]:
+        """A part that is our kernel for GPUs with what it is fused of for attributes, where the system is ours:
+        part of another, it is the operator.
         """
         if device != "cuda" or self.system.base != PROVIDER:
-            return
+            return call
         from . import fused_blocks
 
-        beside: dict[str, Callable[..., Callable[..., Any]]] = {"attention": fused_blocks.packed}
-        if (
-            self.system.recompute == "none"
-        ):  # a layer that is computed again keeps the stream, and not its norm too
-            beside["layer_norm"] = fused_blocks.added
-        for part in chosen.model.parts(chosen.configuration, B, S):
-            own = part.name in found and part.operator in beside
-            if own and self.implementation(part.name, part.operator, device).provider == PROVIDER:
-                found[part.name] = beside[part.operator](self.catalog, found[part.name])
+        known: dict[str, Callable[..., Callable[..., Any]]] = {
+            "attention": fused_blocks.packed,
+            "adamw": fused_blocks.clipped,
+        }
+        # A layer that is computed again keeps the stream, and not its norm too.
+        if self.system.recompute == "none":
+            known["layer_norm"] = fused_blocks.added
+        if operator not in known or self.implementation(part, operator, device).provider != PROVIDER:
+            return call
+        return known[operator](self.catalog, call)
 
     def _takes(self, argument: str, operator: str, device: str) -> bool:
         """Whether what products in 8 bits are made of is our own kernel, and takes an argument that the operator
@@ -394,10 +401,26 @@ class Assembly:
         """
         if self.system.precision == "case" and any(x.partition("_")[0] == LINEAR for x in self.system.parts):
             return self._named_products(dtype, device, products)
+        if self.system.precision == "case" and self._captured(device):
+            from . import fused_blocks
+
+            return fused_blocks.multiplied(self.catalog)
         if not self.system.precision.startswith("parts_"):
             return linear(self.system.precision)
         by = by_rows if self.system.precision == "parts_rowwise" else by_blocks
         return by(*self.eight_bits(dtype, device, _asked(by, products)))
+
+    def _captured(self, device: str) -> bool:
+        """Whether its layers are ours, and a CUDA graph: what they take in Python, in which they are put together
+        otherwise, is then nothing.
+        """
+        system = self.system
+        return (
+            device == "cuda"
+            and system.base == PROVIDER
+            and system.execution == "graph"
+            and system.recompute == "none"
+        )
 
     def _named_products(self, dtype: str, device: str, products: Sequence[Part]) -> Callable[..., Any]:
         """`linear` by the implementation that the system names for all weights or for those of a shape."""

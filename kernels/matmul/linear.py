@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .._common import FLOATING, check, operator
+from ._columns import sums_of_columns
 from .matmul import matmul, matmul_add
 
 
@@ -80,7 +81,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     wanted = ctx.needs_input_grad
     dx = matmul(given, weight).view(x.shape) if wanted[0] else None
     dweight = weight_gradient(given, _flat(x), ctx.into) if wanted[1] else None
-    return dx, dweight, given.sum(0) if wanted[2] else None
+    return dx, dweight, sums_of_columns(given) if wanted[2] else None
 
 
 _linear = operator(

@@ -5,6 +5,8 @@ tensor's row of addresses. Both lie on the device from the first step on and are
 a size has changed. Gradients are where the allocator finds room for them, which in an eager step is somewhere else
 each time: their addresses lie apart, and are all that a step sends, from page-locked memory that PyTorch's
 allocator keeps. A step waits for nothing.
+
+Gradients that are clipped are read once more, for their norm, and written never: a step scales what it reads.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from .._common import FLOATING, INTERPRETED, cdiv, check, operator
+from .._common import FLOATING, INTERPRETED, cdiv, check, operator, power_of_2
 from .._launch import Launch, likeness
 
 BLOCK = 64 if INTERPRETED else 1024
@@ -39,6 +41,9 @@ Tuned on an H200: on 32 tensors of 4096 x 4096 in bf16, fp32 and with masters, a
 
 TABLES = 64
 """Tables that are kept: one for each set of parameters and states, and stream."""
+
+SQUARES = 4 if INTERPRETED else 8
+"""Pieces that a program has of the norm of all gradients."""
 
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _ROW = 8
@@ -79,18 +84,53 @@ def adamw(
     where a graph is captured before the first step; the message names the argument.
     """
     lists = (params, grads, exp_avgs, exp_avg_sqs, masters or ())
+    _adamw(*_taken(lists, step, lr), beta1, beta2, eps, weight_decay)
+
+
+def adamw_clipped(
+    params: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    masters: Tensors | None = None,
+    *,
+    max_norm: float,
+    step: int | torch.Tensor,
+    lr: float | torch.Tensor = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+) -> torch.Tensor:
+    """One step of `adamw` by clipped gradients: c · g, c = min(1, max_norm / (n + 1e-6)), n the norm of all
+    gradients together, as in `torch.nn.utils.clip_grad_norm_`. The gradients stay as they are. Gives n, a scalar
+    in fp32 on the device, summed in the same order each time. Where it is no number, no parameter is one any more.
+
+    Memory traffic: that of `adamw`, and the gradients once more.
+
+    Raises what `adamw` raises, and ValueError for a `max_norm` that is not above 0.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm is {max_norm}, expected more than 0")
+    lists = (params, grads, exp_avgs, exp_avg_sqs, masters or ())
+    norm: torch.Tensor = _adamw_clipped(*_taken(lists, step, lr), beta1, beta2, eps, weight_decay, max_norm)
+    return norm
+
+
+def _taken(lists: tuple[Tensors, ...], step: int | torch.Tensor, lr: float | torch.Tensor) -> tuple[Any, ...]:
+    """Checked, as the operators take them: lists, then step and rate as tensors or None, then as numbers."""
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         _check(*lists)
     count = rate = None
     if isinstance(step, torch.Tensor):
-        check("step", step, dtypes=(torch.float32, torch.int32, torch.int64), shape=(), like=_first(params))
+        check("step", step, dtypes=(torch.float32, torch.int32, torch.int64), shape=(), like=_first(lists[0]))
         count, step = step, 1
     elif step < 1:
         raise ValueError(f"step is {step}, expected at least 1")
     if isinstance(lr, torch.Tensor):
-        check("lr", lr, dtypes=(torch.float32,), shape=(), like=_first(params))
+        check("lr", lr, dtypes=(torch.float32,), shape=(), like=_first(lists[0]))
         rate, lr = lr, 0.0
-    _adamw(*map(list, lists), count, rate, step, lr, beta1, beta2, eps, weight_decay)
+    return *map(list, lists), count, rate, step, lr
 
 
 def _first(tensors: Tensors) -> torch.Tensor | None:
@@ -116,9 +156,26 @@ def _toward(old, new, rest):  # type: ignore[no-untyped-def]  # Triton's types a
 
 @triton.jit
 def _piece(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    p, g, m, v, w, inside, rate, decay, rest1, rest2, root, eps, MASTER: tl.constexpr, EXACT: tl.constexpr
+    p,
+    g,
+    m,
+    v,
+    w,
+    inside,
+    factor,
+    rate,
+    decay,
+    rest1,
+    rest2,
+    root,
+    eps,
+    CLIP: tl.constexpr,
+    MASTER: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
     grad = tl.load(g, inside).to(tl.float32)
+    if CLIP:
+        grad *= factor
     first = tl.load(m, inside).to(tl.float32)
     second = tl.load(v, inside).to(tl.float32)
     value = tl.load(w if MASTER else p, inside).to(tl.float32)
@@ -152,6 +209,7 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     owners,
     count,
     lr,
+    norm,
     numbers,
     P: tl.constexpr,
     G: tl.constexpr,
@@ -162,11 +220,12 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     EXACT: tl.constexpr,
     COUNT: tl.constexpr,
     RATE: tl.constexpr,
+    CLIP: tl.constexpr,
     BLOCK: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):
     """One piece of ROUNDS · BLOCK elements of one tensor."""
-    rate, decay, rest1, rest2, root, eps, weight_decay, log_beta1, log_beta2 = numbers
+    rate, decay, rest1, rest2, root, eps, weight_decay, log_beta1, log_beta2, most = numbers
     program = tl.program_id(0)
     owner = tl.load(owners + program)
     row = table + owner * 8
@@ -186,6 +245,9 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
         root = 1.0 / tl.sqrt(_unbias(step, log_beta2))
     elif RATE:
         rate = rate / log_beta1
+    factor = 1.0
+    if CLIP:
+        factor = tl.minimum(most / (tl.load(norm) + 1e-6), 1.0, propagate_nan=tl.PropagateNan.ALL)
     at = tl.arange(0, BLOCK)
     # Only the last piece of a tensor masks: a mask at an odd size would split every 16-byte access.
     if left >= ROUNDS * BLOCK:
@@ -197,12 +259,14 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 v + at,
                 w + at,
                 None,
+                factor,
                 rate,
                 decay,
                 rest1,
                 rest2,
                 root,
                 eps,
+                CLIP,
                 MASTER,
                 EXACT,
             )
@@ -216,16 +280,64 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 v + at,
                 w + at,
                 at < left,
+                factor,
                 rate,
                 decay,
                 rest1,
                 rest2,
                 root,
                 eps,
+                CLIP,
                 MASTER,
                 EXACT,
             )
             at += BLOCK
+
+
+@triton.jit
+def _squares(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    table,
+    grads,
+    owners,
+    parts,
+    programs,
+    G: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROUNDS: tl.constexpr,
+):
+    """Σ g² over PIECES of `_step`'s pieces, to parts."""
+    piece = tl.program_id(0) * PIECES + tl.arange(0, PIECES)
+    owner = tl.load(owners + piece, piece < programs, 0)
+    row = table + owner * 8
+    start = (piece - tl.load(row)) * (ROUNDS * BLOCK)
+    left = tl.where(piece < programs, tl.load(row + 1) - start, 0)[:, None]
+    g = (_address(grads + owner, G, ALIGNED) + start)[:, None]
+    at = tl.arange(0, BLOCK)[None, :]
+    total = tl.zeros([PIECES, BLOCK], tl.float32)
+    # As in `_step`: a mask would split every 16-byte access.
+    if tl.min(left) >= ROUNDS * BLOCK:
+        for _ in range(ROUNDS):
+            x = tl.load(g + at).to(tl.float32)
+            total += x * x
+            at += BLOCK
+    else:
+        for _ in range(ROUNDS):
+            x = tl.load(g + at, at < left, 0.0).to(tl.float32)
+            total += x * x
+            at += BLOCK
+    tl.store(parts + tl.program_id(0), tl.sum(total))
+
+
+@triton.jit
+def _root(parts, norm, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """√Σ of parts; one program, so that the order is fixed."""
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(parts + at, at < count, 0.0)
+    tl.store(norm, tl.sqrt_rn(tl.sum(total, 0)))
 
 
 @dataclass
@@ -253,6 +365,7 @@ class _Table:
     """Whether gradients are aligned too."""
     grads: torch.Tensor | None = None
     launches: dict[Any, Launch] = field(default_factory=dict)
+    norms: dict[Any, tuple[Launch, Launch]] = field(default_factory=dict)
 
 
 _tables: OrderedDict[Any, _Table] = OrderedDict()
@@ -404,17 +517,49 @@ def _launch(
     eps: float,
     weight_decay: float,
 ) -> None:
-    lists = (params, grads, exp_avgs, exp_avg_sqs, masters)
-    if not params:
-        _check(*lists)
-        return
     numbers = (count, rate, step, lr, beta1, beta2, eps, weight_decay)
-    if launch_pieces(lists, *numbers):
-        torch.autograd.graph.increment_version([*params, *exp_avgs, *exp_avg_sqs, *masters])
+    _launch_any((params, grads, exp_avgs, exp_avg_sqs, masters), numbers)
+
+
+def _launch_clipped(
+    params: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    masters: Tensors,
+    count: torch.Tensor | None,
+    rate: torch.Tensor | None,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    max_norm: float,
+) -> torch.Tensor:
+    norm = _empty_norm(params)
+    numbers = (count, rate, step, lr, beta1, beta2, eps, weight_decay, max_norm, norm)
+    _launch_any((params, grads, exp_avgs, exp_avg_sqs, masters), numbers)
+    return norm
+
+
+def _empty_norm(params: Tensors) -> torch.Tensor:
+    """Room for the norm of all gradients, 0 where there are no elements."""
+    make = torch.empty if any(map(torch.Tensor.numel, params)) else torch.zeros
+    return make((), dtype=torch.float32, device=params[0].device if params else None)
+
+
+def _launch_any(lists: tuple[Tensors, ...], numbers: tuple[Any, ...]) -> None:
+    """Of tensors that lie as they may."""
+    params, _, *states = lists
+    if params and launch_pieces(lists, *numbers):
+        torch.autograd.graph.increment_version([*params, *chain.from_iterable(states)])
         return
     _check(*lists)
+    if not params:
+        return
     dense = tuple([x.contiguous() for x in tensors] for tensors in lists)
-    _launch(*dense, *numbers)
+    _launch_any(dense, numbers)
     for place in (0, 2, 3, 4):
         for old, new in zip(lists[place], dense[place], strict=True):
             if new is not old:
@@ -431,17 +576,22 @@ def launch_pieces(
     beta2: float,
     eps: float,
     weight_decay: float,
+    max_norm: float = 0.0,
+    norm: torch.Tensor | None = None,
     block: int = BLOCK,
     rounds: int = 0,
     warps: int = 0,
 ) -> bool:
     """The launch in pieces of `rounds` · `block` elements, 0 for the usual; False, and nothing done, where a
-    tensor is not contiguous."""
+    tensor is not contiguous. With `norm`, of clipped gradients, whose norm it then is.
+    """
     table = _table(lists, block, rounds, warps)
     if table is None:
         return False
     if not table.programs:
         return True
+    if norm is not None:
+        _measure(table, norm, block)
     unbias1, unbias2 = (-math.expm1(step * math.log(x)) if x else 1.0 for x in (beta1, beta2))
     logs = [math.log(x) if x else -math.inf for x in (beta1, beta2)]
     if count is None and rate is not None:
@@ -455,12 +605,14 @@ def launch_pieces(
         eps,
         weight_decay,
         *logs,
+        max_norm,
     )
-    alike = table.together, likeness((count, rate))[0]
+    words = table.words
+    alike = table.together, likeness((count, rate, norm))[0]
     launch = table.launches.get(alike)
     if launch is None:
-        launch = table.launches[alike] = _prepare(table, count is not None, rate is not None, block)
-    words = table.words
+        kinds = (count is not None, rate is not None, norm is not None)
+        launch = table.launches[alike] = _prepare(table, *kinds, block)
     launch(
         words.device,
         words,
@@ -468,13 +620,30 @@ def launch_pieces(
         table.owners,
         words if count is None else count,
         words if rate is None else rate,
+        words if norm is None else norm,
         numbers=(tuple(map(float, numbers)),),  # an integer would be compiled in
     )
     return True
 
 
-def _prepare(table: _Table, count: bool, rate: bool, block: int) -> Launch:
-    """The launch for a table: of words, grads, owners, count and rate."""
+def _measure(table: _Table, norm: torch.Tensor, block: int) -> None:
+    """Fills the norm of all gradients of a table."""
+    device, groups = norm.device, cdiv(table.programs, SQUARES)
+    parts = torch.empty(groups, dtype=torch.float32, device=device)
+    alike = table.together, likeness((norm, parts))[0]
+    both = table.norms.get(alike)
+    if both is None:
+        shared = {"G": _TYPES[table.dtypes[1]], "ALIGNED": table.together, "PIECES": SQUARES, "num_warps": 4}
+        squares = Launch(_squares, (groups,), table.programs, BLOCK=block, ROUNDS=table.rounds, **shared)
+        root = Launch(_root, (1,), groups, BLOCK=min(power_of_2(groups), 8192), num_warps=16)
+        both = table.norms[alike] = squares, root
+    squares, root = both
+    squares(device, table.words, table.grads, table.owners, parts)
+    root(device, parts, norm)
+
+
+def _prepare(table: _Table, count: bool, rate: bool, clip: bool, block: int) -> Launch:
+    """The launch for a table: of words, grads, owners, count, rate and norm."""
     P, G, M, V = (_TYPES[x] for x in table.dtypes[:4])
     masters = len(table.dtypes) > 4
     return Launch(
@@ -489,16 +658,20 @@ def _prepare(table: _Table, count: bool, rate: bool, block: int) -> Launch:
         EXACT=masters or tl.float32 == P,
         COUNT=count,
         RATE=rate,
+        CLIP=clip,
         BLOCK=block,
         ROUNDS=table.rounds,
         num_warps=table.warps,
     )
 
 
-_adamw = operator(
-    "adamw(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs,"
-    " Tensor(d!)[] masters, Tensor? count, Tensor? rate, int step, float lr, float beta1, float beta2, float eps,"
-    " float weight_decay) -> ()",
-    _launch,
-    lambda *_: None,
+_LISTS = (
+    "Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] masters,"
+    " Tensor? count, Tensor? rate, int step, float lr, float beta1, float beta2, float eps, float weight_decay"
+)
+_adamw = operator(f"adamw({_LISTS}) -> ()", _launch, lambda *_: None)
+_adamw_clipped = operator(
+    f"adamw_clipped({_LISTS}, float max_norm) -> Tensor",
+    _launch_clipped,
+    lambda params, *_: _empty_norm(params),
 )

@@ -101,6 +101,10 @@ class PartsTrainer:
         self.linear: Callable[..., Any] | None = None
         """How its layers multiply; there once it is built."""
         self._update: Callable[..., Any] | None = None
+        self._clipped: Callable[..., Any] | None = None
+        """An update that clips too, where nobody else sees gradients."""
+        self._norm: Any = None
+        """Of the gradients that the last one clipped, on the device, until they are scaled."""
         self._loss: Callable[..., Any] | None = None
         self._names: list[str] = []
         self._params: list[Any] = []
@@ -180,6 +184,8 @@ class PartsTrainer:
                     seconds[i] = seconds[i].new_empty(0)
         else:
             self.host = self.on_host(device)
+        if r.clip and self.host is None and type(self.parallel) is Single:
+            self._clipped = getattr(self._update, "clipped", None)
         self._loss = self._executed()
 
     def states(self) -> dict[str, torch.dtype]:
@@ -215,7 +221,7 @@ class PartsTrainer:
         where = "cpu" if self.assembly.system.states == "host_updated" else device.type
         adamw = self.assembly.call(OPTIMIZER, "adamw", sizes, options, r.dtype, where)
         if not r.hidden:
-            return adamw
+            return self.assembly.beside(OPTIMIZER, "adamw", adamw, where)
         shapes = {name: x.shape for name, x in r.chosen.model.weights(r.chosen.configuration).items()}
         several = Counter(shapes[name] for name in r.hidden)
         by_shape = {}
@@ -297,8 +303,11 @@ class PartsTrainer:
         return self.execution == "eager" and self.host is None and isinstance(self.parallel, Single)
 
     def clip(self) -> None:
-        """Scales all gradients so that their norm is at most the recipe's, without waiting for it."""
-        self.parallel.clip(self._params, self.recipe.clip)
+        """Scales all gradients so that their norm is at most the recipe's, without waiting for it; an update that
+        clips leaves them as they are.
+        """
+        if self._clipped is None:
+            self.parallel.clip(self._params, self.recipe.clip)
 
     def update(self) -> None:
         """One step of AdamW over all parameters."""
@@ -320,6 +329,9 @@ class PartsTrainer:
 
     def _updated(self, step: int, **tensors: Any) -> None:
         """The update of some parameters, in the step of this number."""
+        if self._clipped is not None:
+            self._norm = self._clipped(**tensors, step=step, max_norm=self.recipe.clip, **self.hyperparameters)
+            return
         assert self._update is not None
         self._update(**tensors, step=step, **self.hyperparameters)
 
@@ -335,6 +347,12 @@ class PartsTrainer:
         return kept_bytes(lambda: self._forward(tokens, targets), tokens.device)
 
     def gradients(self) -> Named:
+        if self._norm is not None:
+            import torch
+
+            scale = (self.recipe.clip / (self._norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_([x.grad for x in self._params], scale)
+            self._norm = None
         named = zip(self._names, self._params, strict=True)
         return {name: self.parallel.whole(x, x.grad) for name, x in named if x.grad is not None}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernelmark.kernels.optimizer import adamw as module
-from kernelmark.kernels.optimizer.adamw import adamw
+from kernelmark.kernels.optimizer.adamw import adamw, adamw_clipped
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.operators.adamw import OPERATOR, reference
 
@@ -287,6 +287,71 @@ def test_registration():
     operator = torch.ops.kernelmark.adamw.default
     torch.library.opcheck(operator, (*lists, None, None, *numbers))
     torch.library.opcheck(operator, (*lists, torch.tensor(3), torch.tensor(0.1), *numbers))
+
+
+def clipped_apart(lists, max_norm, **numbers):
+    """By PyTorch's clipping of gradients in fp64, then a step: what `lists` should be, and the norm."""
+    raised = [None if x is None else [y.double() for y in x] for x in lists]
+    norm = torch.stack([x.norm() for x in raised[1]]).norm() if raised[1] else torch.zeros(())
+    grads = [x * min(1.0, max_norm / (float(norm) + 1e-6)) for x in raised[1]]
+    return reference(raised[0], grads, *raised[2:], 10, **NUMBERS | numbers), norm
+
+
+@pytest.mark.parametrize("max_norm", [1e3, 0.1, 1e-4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("masters", [False, True])
+@pytest.mark.parametrize("shapes", [SHAPES, [(64,)] * 9, [(1000,), (0,)], [(0,)]])
+def test_agrees_clipped(max_norm, dtype, masters, shapes):
+    lists = state(dtype, torch.float32, masters, shapes)
+    want, norm = clipped_apart(lists, max_norm)
+    grads = [x.clone() for x in lists[1]]
+    found = adamw_clipped(*lists, max_norm=max_norm, step=10, **NUMBERS)
+    agrees(lists, want, "fp32" if dtype == torch.float32 else "bf16")
+    # Of moments in fp32 the error is fp32's: they say how much was clipped, where parameters hardly do.
+    deviation([*lists[2], *lists[3]], want[len(shapes) : 3 * len(shapes)], OPERATOR.tolerances["fp32"])
+    assert float(found) == pytest.approx(float(norm), rel=1e-5)
+    assert all(map(torch.equal, grads, lists[1]))
+
+
+def test_clipped_with_a_step_and_a_rate_on_the_device():
+    for lr in (0.05, torch.tensor(0.05)):
+        lists = state()
+        want, _ = clipped_apart(lists, 0.1)
+        adamw_clipped(*lists, max_norm=0.1, step=torch.tensor(10), **NUMBERS | {"lr": lr})
+        agrees(lists, want)
+
+
+def test_clipped_as_tensors_lie():
+    lists = tuple(
+        None if x is None else [torch.stack([y, y], -1)[..., 0] for y in x] for x in state(shapes=[(5, 30), (70,)])
+    )
+    want, norm = clipped_apart(lists, 0.1)
+    assert float(adamw_clipped(*lists, max_norm=0.1, step=10, **NUMBERS)) == pytest.approx(float(norm), rel=1e-5)
+    agrees(lists, want)
+
+
+def test_a_gradient_that_is_no_number():
+    """As after `clip_grad_norm_`: nothing is one any more."""
+    lists = state(shapes=[(40,), (7,)])
+    lists[1][0][3] = torch.nan
+    assert adamw_clipped(*lists, max_norm=1.0, step=1).isnan()
+    assert all(x.isnan().all() for x in lists[0])
+
+
+def test_nothing_to_clip():
+    assert adamw_clipped([], [], [], [], max_norm=1.0, step=1) == 0
+
+
+@pytest.mark.parametrize("most", [0.0, -1.0, float("nan")])
+def test_a_wrong_norm(most):
+    with pytest.raises(ValueError, match="max_norm is .*, expected more than 0"):
+        adamw_clipped(X, X, X, X, max_norm=most, step=1)
+
+
+def test_registration_clipped():
+    lists = [*state(shapes=[(40,), (3, 5)])[:4], []]
+    numbers = (10, 0.05, 0.9, 0.999, 1e-8, 1.0, 0.5)
+    torch.library.opcheck(torch.ops.kernelmark.adamw_clipped.default, (*lists, None, None, *numbers))
 
 
 def test_compiled():

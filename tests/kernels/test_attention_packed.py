@@ -9,6 +9,7 @@ import torch
 from kernelmark.kernels.attention import _dispatch, _tiling
 from kernelmark.kernels.attention.attention import attention, attention_packed
 from kernelmark.kernels.norm.layer_norm import layer_norm
+from kernelmark.kernels.optimizer.adamw import adamw
 from kernelmark.suite import fused_blocks
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen, draw
@@ -147,7 +148,7 @@ def test_models_take_it(name):
 
 
 def test_which_systems_take_it():
-    """And norms that add first."""
+    """And norms that add first, and AdamW that clips."""
 
     def takes(device="cuda", **fields):
         assembly = Assembly(System("x", **{"base": "kernelmark"} | fields), CATALOG)
@@ -165,3 +166,13 @@ def test_which_systems_take_it():
     assert takes(parts={"layer_norm": "torch"}) == (True, False)
     assert takes(recompute="every_layer") == (True, False), "its norm would be kept beside the stream"
     assert takes(parts={"attention": "kernelmark", "norm": "kernelmark"}) == both, "an exchange for itself is none"
+
+    def clips(device="cuda", **fields):
+        assembly = Assembly(System("x", **{"base": "kernelmark"} | fields), CATALOG)
+        return hasattr(assembly.beside("optimizer", "adamw", adamw, device), "clipped")
+
+    assert clips()
+    assert clips(recompute="every_layer", execution="compile")
+    assert not clips(device="cpu")
+    assert not clips(base="torch", parts={"optimizer": "kernelmark"})
+    assert not clips(parts={"optimizer": "torch"})

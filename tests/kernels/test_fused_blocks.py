@@ -84,6 +84,48 @@ def test_the_same_but_for_a_rounding():
         assert off < max(1.3 * allowed, 0.02), name
 
 
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny", "bert-tiny", "mixtral-tiny"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_products_that_sum_their_gradients(model, recompute):
+    """By our kernel, of biases, and by the products, where several weights multiply one input."""
+    loss, found = gradients(model, torch.float32, recompute=recompute, linear=fused_blocks.multiplied(CATALOG))
+    want_loss, want = gradients(model, torch.float32, linear=torch.nn.functional.linear)
+    assert loss == pytest.approx(want_loss, rel=1e-6)
+    for name, x in want.items():
+        assert (found[name] - x).norm() <= 1e-5 * x.norm(), name
+
+
+def test_products_of_inputs_that_nobody_differentiates():
+    linear = fused_blocks.multiplied(CATALOG)
+    x, weight, bias = (
+        torch.randn(2, 3, 8),
+        torch.randn(4, 8, requires_grad=True),
+        torch.randn(4, requires_grad=True),
+    )
+    linear(x, weight, bias).sum().backward()
+    torch.testing.assert_close(weight.grad, x.sum((0, 1)).expand(4, 8))
+    assert torch.equal(bias.grad, torch.full((4,), 6.0))
+    with torch.no_grad():
+        assert len(linear.several(x, weight, weight)) == 2
+
+
+def test_which_systems_multiply_so():
+    """Where what layers take in Python is nothing, and nobody asks for anything else."""
+
+    def sums(device="cuda", **fields):
+        system = System("x", **{"base": "kernelmark", "execution": "graph"} | fields)
+        return hasattr(Assembly(system, CATALOG).linear("bf16", device), "several")
+
+    assert sums()
+    assert not sums(device="cpu")
+    assert not sums(base="torch")
+    assert not sums(execution="eager")
+    assert not sums(execution="compile")
+    assert not sums(recompute="by_part")
+    assert not sums(parts={"linear": "kernelmark"})
+    assert not sums(precision="parts_1x128")
+
+
 def gelus_gradient(dy, x):
     with torch.enable_grad():
         held = x.detach().requires_grad_()

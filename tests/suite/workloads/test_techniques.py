@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from kernelmark.suite import system
+from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.operators import fp8_matmul
 from kernelmark.suite.products import by_blocks
 from kernelmark.suite.system import Assembly, Changes, System
@@ -181,6 +182,47 @@ def test_which_operations_are_worth_keeping():
     assert worth_keeping("aten::_scaled_dot_product_flash_attention", [(1, 2, 3, 4)] * 3)
     assert not worth_keeping("aten::gelu", [(64, 4096)])
     assert (budget("budget_25"), budget("by_cost")) == (0.25, None)
+
+
+class Clipping(PartsTrainer):
+    """Of an AdamW that clips, and says of which norm; `off` is how wrong that is."""
+
+    off = 1.0
+
+    def optimizer(self, device):
+        adamw = super().optimizer(device)
+        self.clips = 0
+
+        def clipped(grads, max_norm, **given):
+            self.clips += 1
+            norm = torch.nn.utils.get_total_norm(grads)
+            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+            adamw(grads=[x * scale for x in grads], **given)
+            return norm * self.off
+
+        def update(**given):
+            adamw(**given)
+
+        update.clipped = clipped
+        return update
+
+
+@pytest.mark.parametrize("options", [{"A": 2}, {"clip": 0.0}])
+def test_an_update_that_clips_changes_no_bit(bench, plain, options):
+    """What its gradients are is asked after it. Where nothing is clipped it is not taken."""
+    trainer, found = trained(bench("gpt2-tiny", **options), System("torch"), Clipping)
+    assert same(found, plain("gpt2-tiny", **options))
+    assert trainer.clips == (0 if "clip" in options else STEPS)
+
+
+def test_a_wrong_norm_is_found(bench):
+    """By the gradients that it stands for."""
+    case = bench("gpt2-tiny")
+    trainer, _ = trained(case, System("torch"), Clipping)
+    checked(case, trainer)
+    trainer.off = 1.5
+    with pytest.raises(Incorrect, match="the gradient of .* is off by"):
+        checked(case, trainer)
 
 
 @pytest.mark.parametrize("states", ["host_copied", "host_streamed", "host_updated"])
