@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -154,8 +155,37 @@ def _defined(name: str, signature: str, launch: Callable[..., Any], fake: Callab
     _library.define(f"{name}({signature}")
     for key in ("CUDA", "CPU") if INTERPRETED else ("CUDA",):
         _library.impl(f"kernelmark::{name}", launch, key)
-    torch.library.register_fake(f"kernelmark::{name}", fake, lib=_library)
-    return getattr(torch.ops.kernelmark, name).default
+    defined = getattr(torch.ops.kernelmark, name).default
+    torch.library.register_fake(f"kernelmark::{name}", _announced(defined, fake), lib=_library)
+    return defined
+
+
+def _announced(defined: Any, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called on fake tensors, where Inductor traces before it compiles: it is told of the operator there.
+
+    An operator that Inductor meets without knowing it is named in a message, with its inputs and all that they are
+    computed of. Before torch 2.13 that text is made whether anybody reads it or not; of layers that read the one
+    before twice it doubles with each, and GPT-2's twelve took longer than minutes.
+    """
+    told = False
+
+    def call(*arguments: Any) -> Any:
+        nonlocal told
+        lowering = sys.modules.get("torch._inductor.lowering")
+        if not told and lowering is not None:
+            told = True
+            _announce(defined, lowering)
+        return fake(*arguments)
+
+    return call
+
+
+def _announce(defined: Any, lowering: Any) -> None:
+    """Has Inductor call an operator as it is, as it would of itself."""
+    with contextlib.suppress(AttributeError, TypeError):  # a version that names these otherwise
+        if defined not in lowering.lowerings:
+            tag = lowering.get_layout_constraint_tag(defined, with_default=True)
+            lowering.make_fallback(defined, lowering.tag_to_layout_constraint(tag), warn=False)
 
 
 def _registered_autograd(

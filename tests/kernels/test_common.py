@@ -7,6 +7,7 @@ import torch
 from kernelmark.kernels import _common
 from kernelmark.kernels.activation.gelu import gelu
 from kernelmark.kernels.norm.rms_norm import rms_norm
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,24 @@ def test_a_number_is_no_tensor():
     for _ in range(2):
         with pytest.raises(TypeError, match="eps must be a number, not a tensor"):
             rms_norm(x, weight, torch.tensor(1e-6))
+
+
+def test_inductor_knows_an_operator_before_it_compiles():
+    """It says in a text what it does not know, which took as long as it liked of deep models."""
+    from torch._inductor import lowering
+
+    schema = "told(Tensor x) -> Tensor"
+    call = _common.operator(schema, lambda x: x.clone(), torch.empty_like)
+    defined = torch.ops.kernelmark.told.default
+    call(torch.ones(2))
+    assert defined not in lowering.lowerings
+    with FakeTensorMode() as mode:
+        call(mode.from_tensor(torch.ones(2)))
+    assert defined in lowering.lowerings
+    tag = lowering.get_layout_constraint_tag(defined, with_default=True)
+    assert lowering.maybe_layout_constraints(defined) is lowering.tag_to_layout_constraint(tag) is not None
+
+
+def test_a_version_that_names_its_parts_otherwise_is_left_alone():
+    for lowering in (SimpleNamespace(), SimpleNamespace(lowerings={})):
+        _common._announce("an operator", lowering)
