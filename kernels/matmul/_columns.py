@@ -11,11 +11,11 @@ import triton.language as tl
 from .._common import FLOATING, INTERPRETED, add_parts, cdiv, check, lined, multiprocessors, operator, power_of_2
 from .._launch import Launch, prepared, room
 
-TILE = (4, 16) if INTERPRETED else (32, 128)
-"""Rows and columns that a program has at a time: 16 bytes a thread of each row."""
+TILE = (4, 16) if INTERPRETED else (32, 64)
+"""Rows and columns that a program has at a time."""
 
-PROGRAMS = 4
-"""A multiprocessor, at least, where there are as many rows."""
+PROGRAMS = 8
+"""A multiprocessor, where there are rows for so many. Tuned on an H200, as the tile is."""
 
 
 @triton.jit

@@ -42,7 +42,7 @@ Tuned on an H200: on 32 tensors of 4096 x 4096 in bf16, fp32 and with masters, a
 TABLES = 64
 """Tables that are kept: one for each set of parameters and states, and stream."""
 
-SQUARES = 4 if INTERPRETED else 8
+SQUARES = 4
 """Pieces that a program has of the norm of all gradients."""
 
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}

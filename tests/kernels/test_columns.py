@@ -4,12 +4,13 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.kernels.matmul import _columns as module
 from kernelmark.kernels.matmul._columns import sums_of_columns
 
 
+@settings(deadline=None, max_examples=30)  # the interpreter takes its time
 @given(
     M=st.integers(0, 90),
     N=st.integers(0, 40),
