@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SHOWN = 25
 """Kernels in the table; all are in the JSON and in the trace."""
+LONGEST = 100
+"""Characters of a kernel's name in the table: templates of C++ have hundreds."""
 
 
 @click.command("profile")
@@ -81,7 +83,7 @@ def _page(title: str, found: Profile, light: tuple[Light, ...]) -> Page:
     for x in found.kernels[:SHOWN]:
         known = limits.get(x.name)
         more = (f"{known.compute:.0f} %", f"{known.memory:.0f} %") if known else ()
-        table.add(x.name, x.kind, f"{x.calls:g}", f"{x.ms:.4f}", figures.percent(x.share, 1), *more)
+        table.add(_shortened(x.name), x.kind, f"{x.calls:g}", f"{x.ms:.4f}", figures.percent(x.share, 1), *more)
     parts = [(kind, found.ms(kind)) for kind in ("ours", "product", "copy", "other")]
     parts.append(("gaps", found.gap_ms))
     shares = ", ".join(f"{kind} {figures.percent(ms / found.step_ms, 1)}" for kind, ms in parts if ms)
@@ -89,3 +91,9 @@ def _page(title: str, found: Profile, light: tuple[Light, ...]) -> Page:
     if (left := len(found.kernels) - SHOWN) > 0:
         page.append(line(f"and {left} shorter ones", style="dim"))
     return [*page, line(f"a step of {found.step_ms:.3f} ms, profiled: {shares}")]
+
+
+def _shortened(name: str) -> str:
+    """A name with its middle left out where it is long."""
+    half = (LONGEST - 3) // 2
+    return name if len(name) <= LONGEST else f"{name[:half]} … {name[-half:]}"

@@ -9,10 +9,13 @@ import shutil
 import pytest
 from kernelmark.registry.store.journal import encode
 from kernelmark.registry.store.record import Header
+from kernelmark.registry.views.table import render
 from kernelmark.suite import cli
 from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.cli.profile import LONGEST, _page
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.plan import Plan
+from kernelmark.suite.run.profile import Kernel, Profile
 
 
 @pytest.fixture
@@ -99,3 +102,14 @@ def test_of_a_run_of_an_operator_that_is_not_here_its_name_is_said(call, tmp_pat
     code, _, err = call("profile", "mine/B2-S4-D32-fp32-forward/torch")
     assert code == 2
     assert "unknown operator 'mine'" in err
+
+
+def test_a_long_name_keeps_its_ends():
+    """A template's arguments would push the figures off the page."""
+    name = f"void at::native::reduce_kernel<{'a' * 300}, float>"
+    found = Profile(1, 2.0, 0.0, (Kernel(name, "other", 1.0, 2.0, 1.0), Kernel("short", "ours", 1.0, 0.0, 0.0)))
+    text = render(_page("row", found, ()))
+    assert "void at::native::reduce_kernel<aaa" in text
+    assert " … " in text
+    assert "aaa, float>" in text
+    assert max(map(len, text.splitlines())) < LONGEST + 60
