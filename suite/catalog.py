@@ -307,6 +307,12 @@ class Catalog:
 
     def _ours(self, root: Root) -> Iterator[Implementation]:
         kernels, cpu = set(root.files("kernels")), set(root.files("kernels/cpu"))
+        if self._named_by_a_user(root):
+            for room in ("kernels", "kernels/cpu"):
+                for name, path in root.files(room).items():
+                    if name not in self.operators:
+                        error = _unknown_operator(name, list(self.operators))
+                        raise InputError(f"{path}: {error} What is none begins with an underscore.")
         before = {name for x in self.roots[: self.roots.index(root)] for name in x.files("kernels")}
         for name, operator in self.operators.items():
             # A kernel that another root has for an operator of ours stands beside ours, named by its root.
@@ -319,6 +325,13 @@ class Catalog:
             if root is self.roots[0]:
                 for yardstick, call in operator.yardsticks.items():
                     yield Implementation(name, yardstick, YARDSTICK, ("torch",), "core", DEVICES, _constant(call))
+
+    def _named_by_a_user(self, root: Root) -> bool:
+        """Whether a root's files are for the operators that there are: those of other commits may have others, and
+        the harness's tests of itself have some alone.
+        """
+        beside = any(isinstance(x, _OwnRoot) for x in self.roots)
+        return beside and root.code is None and not isinstance(root, _OwnRoot)
 
     def _theirs(self, root: Root, name: str, path: Path, module: ModuleType) -> Iterator[Implementation]:
         if not isinstance(getattr(module, "IMPLEMENTATIONS", None), dict):
@@ -334,6 +347,8 @@ class Catalog:
         for operator, factories in module.IMPLEMENTATIONS.items():
             if not isinstance(factories, dict):
                 raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")
+            if operator not in self.definitions and self._named_by_a_user(root):
+                raise InputError(f"{path}: {_unknown_operator(operator, list(self.definitions))}")
             if operator in self.definitions:
                 for implementation, factory in factories.items():
                     if not isinstance(implementation, str) or not callable(factory):

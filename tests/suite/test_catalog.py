@@ -308,6 +308,31 @@ def test_an_unknown_operator_may_be_one_of_a_root_that_is_not_named(write_root, 
     assert "KERNELMARK_PATH" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"baselines__mine": "IMPLEMENTATIONS = {'gelus': {'mine': lambda case: None}}\n"},
+            r"baselines/mine.py: unknown operator 'gelus'. Did you mean 'gelu'\?",
+        ),
+        ({"kernels__gelus": "def gelus(x): ...\n"}, r"kernels/gelus.py: unknown operator 'gelus'. .* underscore"),
+        ({"kernels__cpu__gelus": "def gelus(x): ...\n"}, r"kernels/cpu/gelus.py: unknown operator 'gelus'"),
+    ],
+)
+def test_a_file_of_ones_own_for_an_operator_that_is_none_is_told(write_root, monkeypatch, files, said):
+    """It would be left out without a word. A commit's own may have operators that are gone."""
+    root = write_root(**files)
+    monkeypatch.setenv("KERNELMARK_PATH", str(root))
+    with pytest.raises(InputError, match=said):
+        assert Catalog.default().implementations
+    assert not Catalog.of(root).implementations
+    monkeypatch.delenv("KERNELMARK_PATH")
+    own = Catalog.default()
+    (root / "kernels").mkdir(exist_ok=True)
+    (root / "baselines").mkdir(exist_ok=True)
+    assert own.with_code({str(own.roots[0].folder): str(root)}).implementations
+
+
 def test_what_is_held_to_the_rate_of_tf32_is_what_its_tolerance_lets_multiply_so():
     """Rounding inputs to ten bits is off by 3e-4 of the norm, and by more where products follow each other."""
     wide = set()
