@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from .._common import INTERPRETED, cdiv, multiprocessors, operator, power_of_2
+from .._common import INTERPRETED, capability, cdiv, multiprocessors, operator, power_of_2
 from .._launch import Launch, prepared
 from .._online_softmax import LOWEST, lowered, over_lanes, with_terms
 from .._rows import (
@@ -532,13 +532,13 @@ def losses_and_gradients(
     warps: int | None = None,
     each: int = 2,
     hint: str = "",
-) -> Launch:
+) -> Callable[..., None]:
     """A launch that fills losses (M,) of logits (M, V) and their gradients times share, which may go over the
-    logits: of (logits, target, share, losses, dlogits).
+    logits: of (device, logits, target, share, losses, dlogits). With `warps`, by the portable kernel.
     """
     M, V = logits.shape
     strides = (logits.stride(0), dlogits.stride(0))
-    return Launch(
+    portable = Launch(
         _rows_and_gradients,
         (M,),
         V,
@@ -549,6 +549,59 @@ def losses_and_gradients(
         **access((logits, dlogits), strides, V).constants(),
         **flags(options.smoothing, options.z_loss),
     )
+    if warps is not None or not _for_hopper(logits, dlogits):
+        return portable
+    from . import _cross_entropy_hopper as hopper
+
+    resident = hopper.losses_and_gradients(logits, dlogits, options)
+
+    def launch(
+        device: torch.device,
+        logits: torch.Tensor,
+        target: torch.Tensor,
+        share: torch.Tensor,
+        losses: torch.Tensor,
+        dlogits: torch.Tensor,
+    ) -> None:
+        # Calls that are alike have addresses that are alike within 16 bytes.
+        (resident if hopper.lined(logits) else portable)(device, logits, target, share, losses, dlogits)
+
+    return launch
+
+
+def losses_alone(
+    logits: torch.Tensor, options: Options
+) -> Callable[[torch.device, torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """A launch that fills losses (M,), bit by bit those of `losses_and_gradients` with gradients over the logits:
+    of (device, logits, target, losses).
+    """
+    # As many lanes as there.
+    of_rows = losses_of_rows(logits, options, warps_for_both(logits))
+
+    def portable(device: torch.device, logits: torch.Tensor, target: torch.Tensor, losses: torch.Tensor) -> None:
+        of_rows(device, logits, target, losses, torch.empty_like(losses))
+
+    if not _for_hopper(logits, logits):
+        return portable
+    from . import _cross_entropy_hopper as hopper
+
+    passing = hopper.losses_alone(logits, options)
+
+    def launch(device: torch.device, logits: torch.Tensor, target: torch.Tensor, losses: torch.Tensor) -> None:
+        (passing if hopper.lined(logits) else portable)(device, logits, target, losses)
+
+    return launch
+
+
+def _for_hopper(logits: torch.Tensor, dlogits: torch.Tensor) -> bool:
+    """Whether a kernel keeps rows in shared memory between its two passes: long ones, that give every
+    multiprocessor one, on compute capability 9.0.
+    """
+    if capability(logits.device) != (9, 0) or logits.shape[0] < multiprocessors(logits):
+        return False
+    from . import _cross_entropy_hopper as hopper
+
+    return hopper.fits(logits, dlogits)
 
 
 def gradients_of_rows(logits: torch.Tensor, dlogits: torch.Tensor, options: Options) -> Launch:

@@ -154,11 +154,8 @@ def _prepare(
         if for_x or for_weight:
             both = kernels.losses_and_gradients(logits, logits, options)
             return lambda logits, target, share, losses: both(device, logits, target, share, losses, logits)
-        # As many lanes as above: the loss is the same bit by bit.
-        alone = kernels.losses_of_rows(logits, options, kernels.warps_for_both(logits))
-        return lambda logits, target, share, losses: alone(
-            device, logits, target, losses, torch.empty_like(losses)
-        )
+        alone = kernels.losses_alone(logits, options)
+        return lambda logits, target, share, losses: alone(device, logits, target, losses)
 
     # A chunk's losses and target may begin between multiples of 16 bytes, where a chunk's height is odd.
     chunks = {(min(height, M - start), start % 4) for start in range(0, M, height)}

@@ -116,6 +116,7 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     "gated_rms_norm": ({"B": 1, "S": 64, "D": 100001, "G": 1},),
     "softmax": ({"M": 256, "D": 5001}, {"M": 256, "D": 50257}),
     "cross_entropy": ({"M": 256, "V": 50257}, {"M": 256, "V": 1001}),
+    "fused_linear_cross_entropy": ({"M": 256, "D": 64, "V": 50304}, {"M": 256, "D": 64, "V": 128256}),
 }  # fmt: skip
 """Shapes beside the quick plan's, for which tiles are chosen otherwise; 16-bit numbers if none are named, both
 passes."""
@@ -217,8 +218,8 @@ class Forgetful(dict):
     def __setitem__(self, key: Any, value: Any) -> None: ...
 
 
-STAGED = "_matmul_hopper", "_grouped_hopper"
-"""Modules whose consumers load scales from the stages that they give up."""
+STAGED = "_matmul_hopper", "_grouped_hopper", "_cross_entropy_hopper"
+"""Modules whose consumers load from the stages that they give up."""
 TARGET = re.compile(r"\d+\.\d|gfx[0-9a-f]+")
 MATRIX = re.compile(r"\bwgmma\.mma_async|\btcgen05\.mma|\bmma\.sync|\bv_(?:s?mfma|smfmac|s?wmma|swmmac)_")
 """Instructions of the units that multiply matrices: Hopper's, Blackwell's, the older ones', and AMD's."""

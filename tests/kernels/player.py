@@ -73,7 +73,7 @@ def load(pointer, mask=None, other=None, cache_modifier=""):
     return number(torch.where(mask, pointer.memory[torch.where(mask, at, 0).long()], other))
 
 
-def store(pointer, value, mask=None):
+def store(pointer, value, mask=None, eviction_policy=""):
     at, value = torch.broadcast_tensors(torch.as_tensor(pointer.offset), value)
     mask = torch.ones_like(at, dtype=torch.bool) if mask is None else mask.expand(at.shape)
     pointer.memory[at[mask].long()] = value[mask]
@@ -270,7 +270,7 @@ class Device:
             atomic_xchg=exchange,
             split=lambda x: tuple(number(part) for part in x.unbind(-1)),
             int32=torch.int32,
-            full=lambda shape, value, dtype, layout: number(torch.full(shape, int(value), dtype=dtype)),
+            full=lambda shape, value, dtype, layout: number(torch.full(shape, number(value).item(), dtype=dtype)),
             SwizzledSharedLayout=nothing,
             store=store,
             minimum=lambda a, b: number(torch.minimum(number(a), number(b))),
@@ -279,6 +279,7 @@ class Device:
             where=lambda c, a, b: number(torch.where(*(torch.as_tensor(x) for x in (c, a, b)))),
             exp2=torch.exp2,
             log2=torch.log2,
+            log=torch.log,
             max=lambda x, axis: number(x.amax(axis)),
             sum=lambda x, axis: number(x.sum(axis)),
             arange=lambda low, high, layout: number(torch.arange(low, high)),

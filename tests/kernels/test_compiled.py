@@ -26,6 +26,7 @@ OF_HOPPER = {
     "selective_scan": ("_selective_scan",),
     "matmul": ("_matmul", "_weights"),
     "moe": ("_grouped", "_matmul", "_sparse24"),
+    "fused_linear_cross_entropy": ("_cross_entropy",),
 }
 """What the modules for Hopper are called, by the first operator of those that are compiled together."""
 E4M3 = "fp8_matmul", "fp8_quant", "mx_quant", "quantized_activation", "quantized_linear", "grouped_fp8_matmul"
@@ -56,6 +57,7 @@ SMALL = "_mean", "_share", "_scale", "_add_parts"
         ("9.0", ("attention_sparse",)),
         ("9.0", ("selective_scan", "linear_attention")),
         ("9.0", MATRIX),
+        ("9.0", ("fused_linear_cross_entropy",)),
         pytest.param(
             "9.0",
             ("moe", "grouped_fp8_matmul", "quantized_activation", "quantized_linear", "sparse24_matmul"),
