@@ -60,19 +60,21 @@ VECTOR = 8
 """Elements of 16 bytes."""
 WIDE = gl.constexpr(LINE)
 EACH = gl.constexpr(VECTOR)
-SHORTEST = 8192
-"""Elements of the shortest row that this takes: of shorter ones each waits longer for its sums."""
+SHORTEST = 48 * 1024
+"""Elements of the shortest row that this takes. Of shorter ones each waits longer for its sums: of 8,192 to 32,000
+an H200 reads and writes 2.0 to 3.3 TB/s, and there the portable kernel was not timed beside it.
+"""
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Groups that compute, and warps of each; lines of a chunk; slots of the ring; of a long row, slots that hold
     nothing at the end of pass 1, for the copies that come next, and chunks that registers hold; how gradients are
-    cached.
+    cached. Tuned on an H200, with vocabularies of 8,192 to 151,936.
     """
 
-    groups: int = 4
-    warps: int = 4
+    groups: int = 2
+    warps: int = 8
     lines: int = 128
     slots: int = 14
     ahead: int = 2

@@ -172,8 +172,9 @@ def test_a_chunk_that_is_not_waited_for_is_found(monkeypatch):
             check(run(logits, target), want)
 
 
-def test_what_it_takes():
+def test_what_it_takes(monkeypatch):
     """Rows of 12800 numbers, the first of them anywhere in memory."""
+    monkeypatch.setattr(hopper, "SHORTEST", 8192)
     memory = torch.empty(5 * 12800, dtype=torch.bfloat16)
     start = -memory.data_ptr() % 128 // 2
     x = memory[start : start + 4 * 12800].view(4, 12800)
@@ -196,6 +197,7 @@ def test_what_goes_there(monkeypatch):
     call, addresses at which rows may be read to the end of a line.
     """
     taken = []
+    monkeypatch.setattr(hopper, "SHORTEST", 8192)
     monkeypatch.setattr(portable, "Launch", lambda *_, **__: lambda *_: taken.append("portable"))
     monkeypatch.setattr(hopper, "losses_and_gradients", lambda *_: lambda *_: taken.append("hopper"))
     monkeypatch.setattr(hopper, "losses_alone", lambda *_: lambda *_: taken.append("hopper alone"))
