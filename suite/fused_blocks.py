@@ -55,9 +55,10 @@ def _beside(part: Callable[..., Any], name: str, whole: Callable[..., Any] | Non
 def multiplied(catalog: Stock) -> Callable[..., Any]:
     """`linear(x, weight, bias=None)` by PyTorch's products, with fewer passes over memory in the backward pass.
     A bias's gradient is a sum of our own. Where several weights multiply one input (`several(x, *weights)`, an
-    attribute), the products of its gradient add what those before them gave.
+    attribute), the products of its gradient add what those before them gave. Inputs have two dimensions or more.
     """
     import torch
+    from torch.autograd.function import once_differentiable
     from torch.nn import functional
 
     sums: Any = getattr(_kernels(catalog, "linear"), "sums_of_columns", None)
@@ -73,11 +74,15 @@ def multiplied(catalog: Stock) -> Callable[..., Any]:
             return functional.linear(x, weight, bias)
 
         @staticmethod
+        @once_differentiable
         def backward(ctx: Any, dout: Any) -> Any:
             x, weight = ctx.saved_tensors
-            given = dout.flatten(0, -2)
-            dx = (given @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
-            return dx, weighed(given, x), sums(given)
+            wanted, given = ctx.needs_input_grad, dout.flatten(0, -2)
+            return (
+                (given @ weight).view(x.shape) if wanted[0] else None,
+                weighed(given, x) if wanted[1] else None,
+                sums(given) if wanted[2] else None,
+            )
 
     class Several(torch.autograd.Function):
         @staticmethod
@@ -86,13 +91,19 @@ def multiplied(catalog: Stock) -> Callable[..., Any]:
             return tuple(functional.linear(x, weight) for weight in weights)
 
         @staticmethod
+        @once_differentiable
         def backward(ctx: Any, *given: Any) -> Any:
             x, *weights = ctx.saved_tensors
+            wanted, *trained = ctx.needs_input_grad
             given = tuple(dout.flatten(0, -2) for dout in given)
-            dx = given[0] @ weights[0]  # Σᵢ doutᵢ Wᵢ
-            for dout, weight in zip(given[1:], weights[1:], strict=True):
-                dx.addmm_(dout, weight)
-            return dx.view(x.shape), *(weighed(dout, x) for dout in given)
+            dx = None
+            if wanted:
+                dx = given[0] @ weights[0]  # Σᵢ doutᵢ Wᵢ
+                for dout, weight in zip(given[1:], weights[1:], strict=True):
+                    dx.addmm_(dout, weight)
+                dx = dx.view(x.shape)
+            pairs = zip(given, trained, strict=True)
+            return dx, *(weighed(dout, x) if needed else None for dout, needed in pairs)
 
     biased: Callable[..., Any] = Biased.apply
     added: Callable[..., Any] = Several.apply

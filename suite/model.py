@@ -85,8 +85,8 @@ def gated(parts: Parts) -> Callable[..., Any]:
     both = several(parts)
 
     def apart(x: Any, gate: Any, up: Any) -> Any:
-        through, beside = both(x, gate, up)
-        return parts["gate"](gate=through, up=beside)
+        gated, other = both(x, gate, up)
+        return parts["gate"](gate=gated, up=other)
 
     return parts.get("gated") or apart
 

@@ -401,7 +401,7 @@ class Assembly:
         """
         if self.system.precision == "case" and any(x.partition("_")[0] == LINEAR for x in self.system.parts):
             return self._named_products(dtype, device, products)
-        if self.system.precision == "case" and self._captured(device):
+        if self.system.precision == "case" and self._sums_in_products(device):
             from . import fused_blocks
 
             return fused_blocks.multiplied(self.catalog)
@@ -410,9 +410,9 @@ class Assembly:
         by = by_rows if self.system.precision == "parts_rowwise" else by_blocks
         return by(*self.eight_bits(dtype, device, _asked(by, products)))
 
-    def _captured(self, device: str) -> bool:
-        """Whether its layers are ours, and a CUDA graph: what they take in Python, in which they are put together
-        otherwise, is then nothing.
+    def _sums_in_products(self, device: str) -> bool:
+        """Whether layers multiply as in `fused_blocks.multiplied`: of our own system in a CUDA graph, where Python
+        costs nothing. What is computed again keeps how its products were made.
         """
         system = self.system
         return (

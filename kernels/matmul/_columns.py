@@ -23,8 +23,9 @@ def _sums(x, parts, M, N, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # t
     """A block of columns, summed over every n-th group of ROWS rows, to parts (groups, N)."""
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in tl.range(tl.program_id(1) * ROWS, M, tl.num_programs(1) * ROWS):
-        row = tl.cast(start, tl.int64) + tl.arange(0, ROWS)
+    # In 64 bits: the last step may go beyond 32.
+    for start in tl.range(tl.program_id(1).to(tl.int64) * ROWS, M, tl.num_programs(1) * ROWS):
+        row = start + tl.arange(0, ROWS)
         inside = (row < M)[:, None] & (col < N)[None, :]
         total += tl.load(x + row[:, None] * stride + col[None, :], inside, 0.0).to(tl.float32)
     tl.store(parts + tl.program_id(1).to(tl.int64) * N + col, tl.sum(total, 0), col < N)

@@ -611,6 +611,7 @@ def launch_pieces(
     alike = table.together, likeness((count, rate, norm))[0]
     launch = table.launches.get(alike)
     if launch is None:
+        _refuse_to_capture(words.device)
         kinds = (count is not None, rate is not None, norm is not None)
         launch = table.launches[alike] = _prepare(table, *kinds, block)
     launch(
@@ -626,6 +627,12 @@ def launch_pieces(
     return True
 
 
+def _refuse_to_capture(device: torch.device) -> None:
+    """Raises where a kernel would be compiled and loaded while a graph is captured."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("step, lr or clipping are of another kind than before: take one step before capturing")
+
+
 def _measure(table: _Table, norm: torch.Tensor, block: int) -> None:
     """Fills the norm of all gradients of a table."""
     device, groups = norm.device, cdiv(table.programs, SQUARES)
@@ -633,6 +640,7 @@ def _measure(table: _Table, norm: torch.Tensor, block: int) -> None:
     alike = table.together, likeness((norm, parts))[0]
     both = table.norms.get(alike)
     if both is None:
+        _refuse_to_capture(device)
         shared = {"G": _TYPES[table.dtypes[1]], "ALIGNED": table.together, "PIECES": SQUARES, "num_warps": 4}
         squares = Launch(_squares, (groups,), table.programs, BLOCK=block, ROUNDS=table.rounds, **shared)
         root = Launch(_root, (1,), groups, BLOCK=min(power_of_2(groups), 8192), num_warps=16)

@@ -225,6 +225,8 @@ class Cuda:
     def release(self) -> None:
         import torch
 
+        # A model's module and graph hold each other: what is in no use is freed before the next one's peak begins.
+        gc.collect()
         torch.cuda.empty_cache()
         # As torch 2.13 names it, and 2.11. Of optimizer states on the host the cache holds tens of gigabytes.
         for name in ("_accelerator_emptyHostCache", "_host_emptyCache"):

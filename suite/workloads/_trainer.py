@@ -101,10 +101,10 @@ class PartsTrainer:
         self.linear: Callable[..., Any] | None = None
         """How its layers multiply; there once it is built."""
         self._update: Callable[..., Any] | None = None
-        self._clipped: Callable[..., Any] | None = None
-        """An update that clips too, where nobody else sees gradients."""
+        self._clipping_update: Callable[..., Any] | None = None
+        """An update that clips too: of one process, with states on the device, where the recipe clips."""
         self._norm: Any = None
-        """Of the gradients that the last one clipped, on the device, until they are scaled."""
+        """Of the gradients that the last one clipped, on the device, until they are asked for."""
         self._loss: Callable[..., Any] | None = None
         self._names: list[str] = []
         self._params: list[Any] = []
@@ -142,7 +142,7 @@ class PartsTrainer:
             raise ValueError(f"no values for {', '.join(left)}")
         if self.host is not None:
             self.host.reset()
-        self._steps = 0
+        self._steps, self._norm = 0, None
 
     def _build(self, device: torch.device) -> None:
         """The module on the device, with memory for its weights and states; and what it is executed by."""
@@ -185,7 +185,7 @@ class PartsTrainer:
         else:
             self.host = self.on_host(device)
         if r.clip and self.host is None and type(self.parallel) is Single:
-            self._clipped = getattr(self._update, "clipped", None)
+            self._clipping_update = getattr(self._update, "clipped", None)
         self._loss = self._executed()
 
     def states(self) -> dict[str, torch.dtype]:
@@ -306,7 +306,7 @@ class PartsTrainer:
         """Scales all gradients so that their norm is at most the recipe's, without waiting for it; an update that
         clips leaves them as they are.
         """
-        if self._clipped is None:
+        if self._clipping_update is None:
             self.parallel.clip(self._params, self.recipe.clip)
 
     def update(self) -> None:
@@ -329,8 +329,10 @@ class PartsTrainer:
 
     def _updated(self, step: int, **tensors: Any) -> None:
         """The update of some parameters, in the step of this number."""
-        if self._clipped is not None:
-            self._norm = self._clipped(**tensors, step=step, max_norm=self.recipe.clip, **self.hyperparameters)
+        if self._clipping_update is not None:
+            self._norm = self._clipping_update(
+                **tensors, step=step, max_norm=self.recipe.clip, **self.hyperparameters
+            )
             return
         assert self._update is not None
         self._update(**tensors, step=step, **self.hyperparameters)
@@ -348,13 +350,24 @@ class PartsTrainer:
 
     def gradients(self) -> Named:
         if self._norm is not None:
-            import torch
-
-            scale = (self.recipe.clip / (self._norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_([x.grad for x in self._params], scale)
-            self._norm = None
+            self._clipped_in_place()
         named = zip(self._names, self._params, strict=True)
         return {name: self.parallel.whole(x, x.grad) for name, x in named if x.grad is not None}
+
+    def _clipped_in_place(self) -> None:
+        """Makes the gradients what an update that clips took them for. The first one leaves that in the first
+        moments, (1 - β₁) g, whatever it says of the norm: by gradients of another scale Adam hardly steps
+        otherwise.
+        """
+        import torch
+
+        grads = [x.grad for x in self._params]
+        if self._steps == 1:
+            torch._foreach_copy_(grads, self._states["exp_avgs"])
+            torch._foreach_div_(grads, 1 - self.hyperparameters["beta1"])
+        else:
+            torch._foreach_mul_(grads, (self.recipe.clip / (self._norm + 1e-6)).clamp(max=1.0))
+        self._norm = None
 
     def weights(self) -> Named:
         named = zip(self._names, self._params, strict=True)

@@ -7,7 +7,6 @@ window, and the weights after three steps.
 
 from __future__ import annotations
 
-import gc
 import resource
 import time
 from collections.abc import Callable
@@ -287,12 +286,7 @@ def prepared(case: Case, session: Session) -> Prepared:
     """The answer by the case's optimizer, of what of its model is checked."""
     r = read(case)
     if r.large:
-        try:
-            return prepare_large(case, session)
-        finally:
-            # Of a trainer module and graph hold each other: what they hold would be none of the next one's peak.
-            gc.collect()
-            session.device.release()
+        return prepare_large(case, session)
     return (prepare_muon if r.hidden else prepare)(case, session)
 
 

@@ -2,8 +2,11 @@
 beside such where they do not; and models whose layer norms add first.
 """
 
+from unittest import mock
+
 import pytest
 import torch
+from kernelmark.kernels.matmul import _columns
 from kernelmark.kernels.norm.layer_norm import layer_norm
 from kernelmark.kernels.quantization import fp8_quant
 from kernelmark.suite import fused_blocks
@@ -84,11 +87,21 @@ def test_the_same_but_for_a_rounding():
         assert off < max(1.3 * allowed, 0.02), name
 
 
+SEVERAL = {"llama-tiny": [3, 2], "mixtral-tiny": [3, 3]}
+"""Weights that multiply one input, of the first layers: of experts gate and up are no part of it."""
+
+
 @pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny", "bert-tiny", "mixtral-tiny"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_products_that_sum_their_gradients(model, recompute):
     """By our kernel, of biases, and by the products, where several weights multiply one input."""
-    loss, found = gradients(model, torch.float32, recompute=recompute, linear=fused_blocks.multiplied(CATALOG))
+    linear = fused_blocks.multiplied(CATALOG)
+    several, called = linear.several, []
+    linear.several = lambda x, *weights: called.append(len(weights)) or several(x, *weights)
+    with mock.patch.object(_columns, "_summed", side_effect=_columns._summed) as summed:
+        loss, found = gradients(model, torch.float32, recompute=recompute, linear=linear)
+    biases = sum("bias" in name and "norm" not in name for name in found)
+    assert (called[:2], summed.call_count) == (SEVERAL.get(model, []), biases)
     want_loss, want = gradients(model, torch.float32, linear=torch.nn.functional.linear)
     assert loss == pytest.approx(want_loss, rel=1e-6)
     for name, x in want.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 
 import pytest
 import torch
@@ -114,6 +115,27 @@ def test_what_a_process_holds_is_asked_when_all_is_given_back(monkeypatch: pytes
     assert Cuda().held() == 7
     assert order == ["released", "asked"]
     assert Cpu().held() == 0
+
+
+def test_what_only_holds_itself_is_let_go_of_first(monkeypatch: pytest.MonkeyPatch):
+    """A model's module and its graph: its memory would be in the cache that is emptied, and not be."""
+
+    class Module:
+        def __init__(self) -> None:
+            self.itself = self
+
+    for name in ("_accelerator_emptyHostCache", "_host_emptyCache"):
+        monkeypatch.delattr(torch._C, name, raising=False)
+    held = weakref.ref(Module())
+    seen: list[Module | None] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(held()))
+    gc.disable()
+    try:
+        assert held() is not None
+        Cuda().release()
+    finally:
+        gc.enable()
+    assert seen == [None]
 
 
 @pytest.mark.parametrize("name", ["_accelerator_emptyHostCache", "_host_emptyCache"])

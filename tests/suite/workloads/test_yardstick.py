@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,18 +86,3 @@ def test_the_bound_is_the_least_that_is_allowed() -> None:
     bound = Bound(loss=1.0, gradient=2.0, change=0.4)
     assert _yardstick.allowed(bound, 0.3) == bound
     assert _yardstick.allowed(bound, 0.4) == Bound(loss=1.0, gradient=2.0, change=0.5)
-
-
-def test_nothing_of_it_is_held_beside_the_first_system(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a module and its graph hold among themselves is let go of before peaks are taken."""
-    made: list[weakref.ref[PartsTrainer]] = []
-
-    class Watched(PartsTrainer):
-        def load(self, weights: Any) -> None:
-            made.append(weakref.ref(self))
-            self.itself = self
-            super().load(weights)
-
-    monkeypatch.setattr(_yardstick, "PartsTrainer", Watched)
-    assert here.prepared.rounding > 0
-    assert [x() for x in made] == [None]
