@@ -823,7 +823,8 @@ def _steps() -> list[str]:
         f"{_where(journal(TRAINED_LARGE))} One of six shards. In graphs of ours gradients are summed where "
         "products make them since then, and clipping is a part of the optimizer's launch. With these tokens three "
         "steps are off by 0.06 to 0.11. Of the first row, `torch_compile_blocks`, 64 GB of the check before it "
-        "were still held: its peak memory was that much more.",
+        "were still held: its peak memory was that much more. In this run and the next one `train` saw of our "
+        "updates, which clip themselves, the norm that they clip by, and not that they do; it has since.",
         _programs(TRAINED_LARGE, columns),
         f"{_where(journal(STEPS_TODAY))} After a look at what steps of `train-h200` consist of "
         "(`registry/reference/tuning/train-steps-h200.txt`): gradients of biases are one pass of ours, those of "

@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -307,12 +308,9 @@ class Catalog:
 
     def _ours(self, root: Root) -> Iterator[Implementation]:
         kernels, cpu = set(root.files("kernels")), set(root.files("kernels/cpu"))
-        if self._named_by_a_user(root):
-            for room in ("kernels", "kernels/cpu"):
-                for name, path in root.files(room).items():
-                    if name not in self.operators:
-                        error = _unknown_operator(name, list(self.operators))
-                        raise InputError(f"{path}: {error} What is none begins with an underscore.")
+        for room in ("kernels", "kernels/cpu"):
+            for name, path in root.files(room).items():
+                self._refuse_a_slip(root, path, name, list(self.operators))
         before = {name for x in self.roots[: self.roots.index(root)] for name in x.files("kernels")}
         for name, operator in self.operators.items():
             # A kernel that another root has for an operator of ours stands beside ours, named by its root.
@@ -326,12 +324,15 @@ class Catalog:
                 for yardstick, call in operator.yardsticks.items():
                     yield Implementation(name, yardstick, YARDSTICK, ("torch",), "core", DEVICES, _constant(call))
 
-    def _named_by_a_user(self, root: Root) -> bool:
-        """Whether a root's files are for the operators that there are: those of other commits may have others, and
-        the harness's tests of itself have some alone.
+    def _refuse_a_slip(self, root: Root, path: Path, name: object, known: list[str]) -> None:
+        """Raises `InputError` for a name in a user's file that is a known one but for a slip. Other names that
+        nothing has are another root's, or a later version's: they wait for it.
         """
-        beside = any(isinstance(x, _OwnRoot) for x in self.roots)
-        return beside and root.code is None and not isinstance(root, _OwnRoot)
+        if name in known or not isinstance(name, str) or root.code is not None or isinstance(root, _OwnRoot):
+            return
+        near = get_close_matches(name, known, n=1, cutoff=0.8)
+        if near and near[0] not in name and name not in near[0]:
+            raise InputError(f"{path}: {_unknown_operator(name, known)}")
 
     def _theirs(self, root: Root, name: str, path: Path, module: ModuleType) -> Iterator[Implementation]:
         if not isinstance(getattr(module, "IMPLEMENTATIONS", None), dict):
@@ -347,8 +348,7 @@ class Catalog:
         for operator, factories in module.IMPLEMENTATIONS.items():
             if not isinstance(factories, dict):
                 raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")
-            if operator not in self.definitions and self._named_by_a_user(root):
-                raise InputError(f"{path}: {_unknown_operator(operator, list(self.definitions))}")
+            self._refuse_a_slip(root, path, operator, list(self.definitions))
             if operator in self.definitions:
                 for implementation, factory in factories.items():
                     if not isinstance(implementation, str) or not callable(factory):

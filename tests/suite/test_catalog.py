@@ -312,24 +312,33 @@ def test_an_unknown_operator_may_be_one_of_a_root_that_is_not_named(write_root, 
     ("files", "said"),
     [
         (
-            {"baselines__mine": "IMPLEMENTATIONS = {'gelus': {'mine': lambda case: None}}\n"},
-            r"baselines/mine.py: unknown operator 'gelus'. Did you mean 'gelu'\?",
+            {"baselines__mine": "IMPLEMENTATIONS = {'rms_nrom': {'mine': lambda case: None}}\n"},
+            r"baselines/mine.py: unknown operator 'rms_nrom'. Did you mean 'rms_norm'\?",
         ),
-        ({"kernels__gelus": "def gelus(x): ...\n"}, r"kernels/gelus.py: unknown operator 'gelus'. .* underscore"),
-        ({"kernels__cpu__gelus": "def gelus(x): ...\n"}, r"kernels/cpu/gelus.py: unknown operator 'gelus'"),
+        ({"kernels__sofmax": "def sofmax(x): ...\n"}, r"kernels/sofmax.py: unknown operator 'sofmax'"),
+        ({"kernels__cpu__swiglv": "def swiglv(x): ...\n"}, r"kernels/cpu/swiglv.py: unknown operator 'swiglv'"),
     ],
 )
-def test_a_file_of_ones_own_for_an_operator_that_is_none_is_told(write_root, monkeypatch, files, said):
-    """It would be left out without a word. A commit's own may have operators that are gone."""
+def test_a_slip_in_the_name_of_an_operator_is_told(write_root, monkeypatch, files, said):
+    """Its file would be left out without a word."""
     root = write_root(**files)
     monkeypatch.setenv("KERNELMARK_PATH", str(root))
     with pytest.raises(InputError, match=said):
         assert Catalog.default().implementations
-    assert not Catalog.of(root).implementations
+
+
+def test_names_of_other_operators_wait_for_them(write_root, monkeypatch):
+    """Another root's, whose name may have one of ours in it, and a commit's, whose operators may be gone."""
+    root = write_root(
+        baselines__mine="IMPLEMENTATIONS = {'softmax2': {'mine': lambda case: None}, 'sampling': {}}\n",
+        kernels__gelus="def gelus(x): ...\n",
+        kernels__helpers="ONE = 1\n",
+    )
+    monkeypatch.setenv("KERNELMARK_PATH", str(root))
+    assert Catalog.default().implementations
     monkeypatch.delenv("KERNELMARK_PATH")
+    (root / "kernels" / "rms_nrom.py").write_text("def rms_nrom(x): ...\n")
     own = Catalog.default()
-    (root / "kernels").mkdir(exist_ok=True)
-    (root / "baselines").mkdir(exist_ok=True)
     assert own.with_code({str(own.roots[0].folder): str(root)}).implementations
 
 

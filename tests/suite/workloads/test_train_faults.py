@@ -219,6 +219,7 @@ def _wrong_part(name: str, wrong: Callable[..., Any]) -> type[PartsTrainer]:
             class Other:
                 system = outer.system
                 call = staticmethod(outer.call)
+                beside = staticmethod(outer.beside)
 
                 @staticmethod
                 def parts(*given: Any) -> dict[str, Callable[..., Any]]:
