@@ -7,6 +7,7 @@ import click
 from ...registry.errors import unknown
 from ..run.fingerprint import device_named
 from .names import models
+from .values import Seed
 
 
 @click.command("checkpoint")
@@ -16,7 +17,7 @@ from .names import models
 @click.option("--batch", type=click.IntRange(1), default=16, show_default=True, help="Sequences a step.")
 @click.option("--sequence", type=click.IntRange(2), default=256, show_default=True, help="Bytes a sequence.")
 @click.option("--device", help="cuda or cpu; default: the best one here.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and order of data.")
+@click.option("--seed", type=Seed(), default=0, show_default=True, help="Of weights and order of data.")
 def command_checkpoint(
     model: str, steps: int, data: str, batch: int, sequence: int, device: str | None, seed: int
 ) -> None:

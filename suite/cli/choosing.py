@@ -10,21 +10,12 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from ...registry.errors import InputError, short
-from ...registry.store.bounds import SEEDS
+from ...registry.errors import InputError
 from ...registry.store.record import Pass, Status
 from ..choice import Choice
 from ..plan import BUILTIN
 from . import names
-from .values import AxisSizes, Duration, together
-
-
-def _seed(ctx: click.Context, parameter: click.Parameter, seed: int | None) -> int | None:
-    """No range of click's, which would show both ends in every help."""
-    if seed is not None and not SEEDS[0] <= seed <= SEEDS[1]:
-        raise click.BadParameter(f"{short(str(seed))} is not within {SEEDS[0]} and {SEEDS[1]}.")
-    return seed
-
+from .values import AxisSizes, Duration, Seed, together
 
 _CHOICE = {
     "plan": click.option(
@@ -110,9 +101,7 @@ _SHARED = {
         is_flag=True,
         help="With --resume: on another board of the same kind, too; its rows say so.",
     ),
-    "seed": click.option(
-        "--seed", type=int, callback=_seed, help="Seed of inputs and order; default: random, recorded."
-    ),
+    "seed": click.option("--seed", type=Seed(), help="Seed of inputs and order; default: random, recorded."),
     "output": click.option(
         "--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME."
     ),

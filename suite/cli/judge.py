@@ -10,6 +10,7 @@ import click
 
 from ..run.fingerprint import device_named
 from .names import operators
+from .values import Seed
 
 LONGEST = 3600
 """Seconds of a budget."""
@@ -20,7 +21,7 @@ LONGEST = 3600
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--device", help="cuda or cpu; default: the best one here.")
 @click.option("--budget", type=click.IntRange(10, LONGEST), default=60, show_default=True, help="Seconds.")
-@click.option("--seed", type=int, help="Of the shapes that are drawn; default: random, and said.")
+@click.option("--seed", type=Seed(), help="Of the shapes that are drawn; default: random, and said.")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object.")
 def command_judge(
     operator: str, file: Path, device: str | None, budget: int, seed: int | None, as_json: bool

@@ -19,7 +19,7 @@ from ...registry.figures import counted
 from ...registry.store.home import Home
 from . import names, run_command
 from .results import writable
-from .values import Duration, Share
+from .values import Duration, Seed, Share
 from .verdicts import Shown, show
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ _SHOWING = (
     is_flag=True,
     help="Measure rows whose code is the same in both commits like any other (an A/A), not once.",
 )
-@click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
+@click.option("--seed", type=Seed(), help="Seed of inputs and order; default: random, recorded.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
 def command(
     baseline: str | None,

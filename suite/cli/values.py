@@ -1,18 +1,22 @@
-"""Values that options take: shares of a whole, lengths of time, sizes of axes."""
+"""Values that options take: shares of a whole, lengths of time, seeds, sizes of axes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...registry.errors import short
+from ...registry.store.bounds import SEEDS
+
 if TYPE_CHECKING:  # generic in click's types, and not when it runs
     _Value = click.ParamType[float]
+    _Number = click.ParamType[int]
     _Axis = click.ParamType[tuple[str, tuple[int, ...]]]
 else:
-    _Value = _Axis = click.ParamType
+    _Value = _Number = _Axis = click.ParamType
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -50,6 +54,20 @@ class Duration(_Value):
         if found is None:
             self.fail(f"{str(value)!r} is no length of time: write 600s, 10m or 1.5h.", param, ctx)
         return float(found[1]) * _UNITS[found[2]]
+
+
+class Seed(_Number):
+    """A seed that a journal can hold. No range of click's, which would show both ends in every help."""
+
+    name = "integer"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number."""
+        given: Any = value  # whatever click's own type is said to take
+        seed: int = click.INT.convert(given, param, ctx)
+        if not SEEDS[0] <= seed <= SEEDS[1]:
+            self.fail(f"{short(str(seed))} is not within {SEEDS[0]} and {SEEDS[1]}.", param, ctx)
+        return seed
 
 
 class AxisSizes(_Axis):

@@ -16,6 +16,7 @@ from ..run.fingerprint import device_named
 from . import names
 from .choosing import shared, with_resume
 from .results import present, writable
+from .values import Seed
 
 
 @click.command("worth")
@@ -39,7 +40,7 @@ from .results import present, writable
 @click.option("--null", "nulls", is_flag=True, help="Exchange each part with itself too: is nothing found?")
 @click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: 5.")
 @click.option("--device", help="cuda or cpu; default: the best one here.")
-@click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
+@click.option("--seed", type=Seed(), help="Seed of inputs and order; default: random, recorded.")
 @click.option(
     "--explain/--no-explain",
     default=True,
