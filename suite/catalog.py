@@ -175,7 +175,11 @@ class Catalog:
     def with_systems(self, systems: Iterable[System]) -> Catalog:
         """The same catalog with these systems of a plan."""
         given = tuple(systems)
-        return replace(self, systems=given) if given != self.systems else self
+        if given == self.systems:
+            return self
+        found = replace(self, systems=given)
+        found.__dict__.update({name: x for name, x in self.__dict__.items() if name in _OF_FILES})
+        return found
 
     @cached_property
     def operators(self) -> Mapping[str, Operator]:
@@ -239,8 +243,12 @@ class Catalog:
 
     def own(self, name: str) -> bool:
         """Whether an operator or workload is one of the program's own, and not of a root that a user named."""
+        return name in self._own_names
+
+    @cached_property
+    def _own_names(self) -> frozenset[str]:
         own = (x for x in self.roots if isinstance(x, _OwnRoot))
-        return any(name in x.files(room) for x in own for room in ("operators", "workloads"))
+        return frozenset(name for x in own for room in ("operators", "workloads") for name in x.files(room))
 
     def own_file(self, folder: str, name: str) -> Any:
         """A file of one of the program's own folders, loaded."""
@@ -368,6 +376,10 @@ class Catalog:
                         on_request=implementation in on_request,
                         install=str(getattr(module, "INSTALL", "")),
                     )
+
+
+_OF_FILES = frozenset({"operators", "workloads", "architectures", "models", "definitions", "parts", "_own_names"})
+"""What a catalog has found in its roots, whatever its systems are."""
 
 
 def _unknown_operator(name: str, known: list[str]) -> InputError:
