@@ -130,7 +130,7 @@ check: $(VENV)/.tested
 
 # Also one by one, for .pre-commit-config.yaml.
 types: $(VENV)/.tested typing
-	$(BIN)/mypy -p kernelmark.suite -p kernelmark.registry -p kernelmark.baselines
+	$(BIN)/mypy --num-workers 2 -p kernelmark.suite -p kernelmark.registry -p kernelmark.baselines
 
 contracts: $(VENV)/.tested typing
 	PYTHONPATH=build/typing $(BIN)/lint-imports --no-cache
