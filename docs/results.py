@@ -818,7 +818,8 @@ def _steps() -> list[str]:
         "0.37 to 0.39. With other tokens it was 0.06 (run `20261128-032023-68ba`), and gradients of the first "
         "step are within 0.031 here too: later steps take rounding further. Since then a system may be off by "
         "1.25 times what PyTorch's own step is ([how](models.md)). `kernelmark_compile` was not done in 600 s: "
-        "torch.compile wrote a message of a text that doubles with each layer, which it does not any more.",
+        "most likely torch.compile wrote a text that doubles with each layer. With GPT-2 it does not any more "
+        "(below); 8 B was not tried again.",
         _programs(TRAINED, columns),
         f"{_where(journal(TRAINED_LARGE))} One of six shards. In graphs of ours gradients are summed where "
         "products make them since then, and clipping is a part of the optimizer's launch. With these tokens three "
@@ -829,9 +830,9 @@ def _steps() -> list[str]:
         f"{_where(journal(STEPS_TODAY))} After a look at what steps of `train-h200` consist of "
         "(`registry/reference/tuning/train-steps-h200.txt`): gradients of biases are one pass of ours, those of "
         "inputs that several weights multiply are summed by the products, AdamW clips, and rows of logits stay in "
-        "shared memory from their loss to their gradient. With the schedule that these have since, rows of "
-        "128,256 logits take 560 µs where they took 871 in this run "
-        "(`registry/reference/tuning/cross-entropy-h200.txt.gz`), four times a step of Llama.",
+        "shared memory from their loss to their gradient. Llama's step has four launches over rows of 128,256 "
+        "logits. Each took 871 µs in this run, and takes 560 with the schedule of since "
+        "(`registry/reference/tuning/cross-entropy-h200.txt.gz`).",
         _programs(STEPS_TODAY, columns),
         "### Some cases, older",
     ]

@@ -22,6 +22,16 @@ async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_glob
 """Of tiles, by the tensor memory accelerator: their names from Triton 3.9 on, and before."""
 
 
+RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+"""Whether Triton's word has no underscore, as from 3.9 on."""
+
+
+@gluon.jit
+def viewed(buffer, TYPE: gl.constexpr, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The same bytes of shared memory as numbers of another type, in another shape and layout."""
+    return buffer.reinterpret(TYPE, SHAPE, LAYOUT) if RENAMED else buffer._reinterpret(TYPE, SHAPE, LAYOUT)
+
+
 @gluon.constexpr_function
 def _layout(rows, columns, dtype):  # type: ignore[no-untyped-def]  # Triton's types are its own
     return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)

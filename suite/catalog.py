@@ -16,7 +16,6 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -338,6 +337,8 @@ class Catalog:
         """
         if name in known or not isinstance(name, str) or root.code is not None or isinstance(root, _OwnRoot):
             return
+        from difflib import get_close_matches  # most start-ups meet no such name
+
         near = get_close_matches(name, known, n=1, cutoff=0.8)
         if near and near[0] not in name and name not in near[0]:
             raise InputError(f"{path}: {_unknown_operator(name, known)}")

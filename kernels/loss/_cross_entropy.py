@@ -551,22 +551,9 @@ def losses_and_gradients(
     )
     if warps is not None or not _for_hopper(logits, dlogits):
         return portable
-    from . import _cross_entropy_hopper as hopper
+    from . import _cross_entropy_hopper as hopper  # where Gluon may be missing, it is not needed
 
-    resident = hopper.losses_and_gradients(logits, dlogits, options)
-
-    def launch(
-        device: torch.device,
-        logits: torch.Tensor,
-        target: torch.Tensor,
-        share: torch.Tensor,
-        losses: torch.Tensor,
-        dlogits: torch.Tensor,
-    ) -> None:
-        # Calls that are alike have addresses that are alike within 16 bytes.
-        (resident if hopper.lined(logits) else portable)(device, logits, target, share, losses, dlogits)
-
-    return launch
+    return _where_lined(hopper.losses_and_gradients(logits, dlogits, options), portable)
 
 
 def losses_alone(
@@ -585,10 +572,17 @@ def losses_alone(
         return portable
     from . import _cross_entropy_hopper as hopper
 
-    passing = hopper.losses_alone(logits, options)
+    return _where_lined(hopper.losses_alone(logits, options), portable)
 
-    def launch(device: torch.device, logits: torch.Tensor, target: torch.Tensor, losses: torch.Tensor) -> None:
-        (passing if hopper.lined(logits) else portable)(device, logits, target, losses)
+
+def _where_lined(resident: Callable[..., None], portable: Callable[..., None]) -> Callable[..., None]:
+    """The one for Hopper where logits lie as it wants them. Calls that are alike have addresses that are so within
+    16 bytes alone.
+    """
+    from . import _cross_entropy_hopper as hopper
+
+    def launch(device: torch.device, logits: torch.Tensor, *others: torch.Tensor) -> None:
+        (resident if hopper.lined(logits) else portable)(device, logits, *others)
 
     return launch
 

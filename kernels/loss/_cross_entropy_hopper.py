@@ -48,7 +48,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .._common import cdiv, multiprocessors, on
 from .._hopper import LOWEST, Says, TensorMap, kernel_key, launch, placed
-from .._pipeline import Ring, aggregate, barriers, cursor
+from .._pipeline import Ring, aggregate, barriers, cursor, viewed
 
 if TYPE_CHECKING:
     from ._cross_entropy import Options
@@ -192,10 +192,6 @@ class Shelf:
         return top, total, plain
 
 
-RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
-"""Whether Triton's word has no underscore, as from 3.9 on."""
-
-
 @gluon.constexpr_function
 def _shared(rank):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Of 16-bit lines as they lie in memory. Threads read vectors beside each other: without bank conflicts."""
@@ -215,15 +211,10 @@ def _lanes(s):  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def _viewed(buffers, s: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _parted(buffers, s: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The parts of slots that groups have, (parts, lanes, 8) each."""
     SHAPE: gl.constexpr = [s.slots * s.groups, s.parts, s.lanes, EACH]
-    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    if RENAMED:
-        view = buffers.reinterpret(buffers.dtype, SHAPE, PLAIN)
-    else:
-        view = buffers._reinterpret(buffers.dtype, SHAPE, PLAIN)
-    return view
+    return viewed(buffers, buffers.dtype, SHAPE, gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
 
 
 @gluon.jit
@@ -449,7 +440,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
 ):
     """A group's part of both passes over each row; the first one's its loss."""
     s: gl.constexpr = c.schedule
-    chunks = _viewed(ring.buffers, s)
+    chunks = _parted(ring.buffers, s)
     part = gl.load(share) if c.gradients else 0.0
     at = cursor(0, s.slots)
     phase = gl.to_tensor(0)

@@ -60,7 +60,7 @@ from .._hopper import (
     plain_layout,
     thread_barrier,
 )
-from .._pipeline import Handshake, add_out, barriers, copy_in, copy_out, cursor
+from .._pipeline import Handshake, add_out, barriers, copy_in, copy_out, cursor, viewed
 from ._schedules import Schedule
 
 TENSOR = gl.constexpr("tensor")
@@ -577,7 +577,7 @@ def _one(lines, line, nth):  # type: ignore[no-untyped-def]  # Triton's types ar
     """
     LINES: gl.constexpr = lines.shape[0]
     WIDTH: gl.constexpr = lines.shape[1]
-    singles = lines._reinterpret(gl.float32, [LINES * WIDTH, 1], plain_shared())
+    singles = viewed(lines, gl.float32, [LINES * WIDTH, 1], plain_shared())
     return gl.sum(singles.index(line * WIDTH + nth % 4).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
 

@@ -502,44 +502,13 @@ def _build(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _
     )
 
 
-def _launch(
-    params: Tensors,
-    grads: Tensors,
-    exp_avgs: Tensors,
-    exp_avg_sqs: Tensors,
-    masters: Tensors,
-    count: torch.Tensor | None,
-    rate: torch.Tensor | None,
-    step: int,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-) -> None:
-    numbers = (count, rate, step, lr, beta1, beta2, eps, weight_decay)
-    _launch_any((params, grads, exp_avgs, exp_avg_sqs, masters), numbers)
+def _launch(*given: Any) -> None:
+    _launch_any(given[:5], given[5:])
 
 
-def _launch_clipped(
-    params: Tensors,
-    grads: Tensors,
-    exp_avgs: Tensors,
-    exp_avg_sqs: Tensors,
-    masters: Tensors,
-    count: torch.Tensor | None,
-    rate: torch.Tensor | None,
-    step: int,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    max_norm: float,
-) -> torch.Tensor:
-    norm = _empty_norm(params)
-    numbers = (count, rate, step, lr, beta1, beta2, eps, weight_decay, max_norm, norm)
-    _launch_any((params, grads, exp_avgs, exp_avg_sqs, masters), numbers)
+def _launch_clipped(*given: Any) -> torch.Tensor:
+    norm = _empty_norm(given[0])
+    _launch_any(given[:5], (*given[5:], norm))
     return norm
 
 
@@ -550,7 +519,7 @@ def _empty_norm(params: Tensors) -> torch.Tensor:
 
 
 def _launch_any(lists: tuple[Tensors, ...], numbers: tuple[Any, ...]) -> None:
-    """Of tensors that lie as they may."""
+    """Of tensors that lie as they may; numbers as `launch_pieces` takes them."""
     params, _, *states = lists
     if params and launch_pieces(lists, *numbers):
         torch.autograd.graph.increment_version([*params, *chain.from_iterable(states)])

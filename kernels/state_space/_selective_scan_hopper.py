@@ -46,7 +46,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .._common import cdiv, multiprocessors, on
-from .._pipeline import advance
+from .._pipeline import advance, viewed
 
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -181,22 +181,6 @@ def cut(block: int, N: int, warps: int, channels: int = 1) -> Plan:
     # The rest of what a multiprocessor has is for the warps that scan: 152, or 248 where there are four.
     registers = 104 if warps == 8 else 128
     return Plan(block, warps, channels, tokens, min(3, SHARED // (tokens * size)), registers)
-
-
-RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
-"""Whether Triton's word has no underscore, as from 3.9 on."""
-
-
-@gluon.jit
-def _viewed(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    buffer, shape: gl.constexpr, layout: gl.constexpr
-):
-    """Shared memory as fp32 numbers in another shape."""
-    if RENAMED:
-        view = buffer.reinterpret(gl.float32, shape, layout)
-    else:
-        view = buffer._reinterpret(gl.float32, shape, layout)
-    return view
 
 
 @gluon.jit
@@ -364,10 +348,10 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     PIECES: gl.constexpr = TOKENS // PIECE
-    step_tile = _viewed(ring.steps, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
-    given_tile = _viewed(ring.given, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
-    b_tile = _viewed(ring.B, [STAGES * PIECES, PIECE, N], flat)
-    c_tile = _viewed(ring.C, [STAGES * PIECES, PIECE, N], flat)
+    step_tile = viewed(ring.steps, gl.float32, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
+    given_tile = viewed(ring.given, gl.float32, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
+    b_tile = viewed(ring.B, gl.float32, [STAGES * PIECES, PIECE, N], flat)
+    c_tile = viewed(ring.C, gl.float32, [STAGES * PIECES, PIECE, N], flat)
     stage = 0
     phase = 1
     for begin in range(0, S, TOKENS):
@@ -422,8 +406,8 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
     to = kept + (b * chunks * N + number) * channels + d[:, None, None]
     h = gl.zeros([BLOCK, LANES, PART], gl.float32, state)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    b_rows = _viewed(ring.B, [STAGES * TOKENS, LANES, PART], flat)
-    c_rows = _viewed(ring.C, [STAGES * TOKENS, LANES, PART], flat)
+    b_rows = viewed(ring.B, gl.float32, [STAGES * TOKENS, LANES, PART], flat)
+    c_rows = viewed(ring.C, gl.float32, [STAGES * TOKENS, LANES, PART], flat)
     stage = 0
     phase = 0
     for s in range(0, S, TOKENS):
@@ -493,7 +477,7 @@ def _epilogue(  # type: ignore[no-untyped-def]  # Triton's types are its own
     to = y + (b * channels + wide)[:, None] * S + j[None, :]
     deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0])
     PIECES: gl.constexpr = TOKENS // PIECE
-    sum_tile = _viewed(ring.sums, [STAGES * PIECES, PIECE // 8, LANES, 2, BLOCK, 4], deep)
+    sum_tile = viewed(ring.sums, gl.float32, [STAGES * PIECES, PIECE // 8, LANES, 2, BLOCK, 4], deep)
     # There are no sums to be read before the first round.
     for i in gl.static_range(STAGES):
         mbarrier.arrive(ring.ready.index(i), count=1)

@@ -184,7 +184,7 @@ class PartsTrainer:
                     seconds[i] = seconds[i].new_empty(0)
         else:
             self.host = self.on_host(device)
-        if r.clip and self.host is None and type(self.parallel) is Single:
+        if r.clip and self._alone:
             self._clipping_update = getattr(self._update, "clipped", None)
         self._loss = self._executed()
 
@@ -300,7 +300,12 @@ class PartsTrainer:
     @property
     def _unheard(self) -> bool:
         """Whether a gradient may change without a word: nothing sends or streams gradients, or compiled them."""
-        return self.execution == "eager" and self.host is None and isinstance(self.parallel, Single)
+        return self.execution == "eager" and self._alone
+
+    @property
+    def _alone(self) -> bool:
+        """Whether it is one process, with states on the device; ways to spread it over ranks are `Single`s too."""
+        return self.host is None and type(self.parallel) is Single
 
     def clip(self) -> None:
         """Scales all gradients so that their norm is at most the recipe's, without waiting for it; an update that

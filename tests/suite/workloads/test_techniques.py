@@ -24,6 +24,7 @@ from kernelmark.suite.workloads import _arms, train
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads._arms import ArmTrainer, _unhook
 from kernelmark.suite.workloads._host_states import HostStates, HostUpdate, InTurn, buckets
+from kernelmark.suite.workloads._parallel import Ddp, Fsdp2
 from kernelmark.suite.workloads._recompute import budget, worth_keeping
 from kernelmark.suite.workloads._trainer import PartsTrainer
 
@@ -218,6 +219,15 @@ def test_an_update_that_clips_changes_no_bit(bench, plain, options):
         torch.testing.assert_close(found.pop(name), want.pop(name), rtol=1e-6, atol=1e-9)
     assert same(found, want)
     assert trainer.clips == (0 if "clip" in options else STEPS)
+
+
+@pytest.mark.parametrize("spread", [None, Ddp, Fsdp2])
+def test_gradients_that_are_sent_are_heard_of(bench, spread):
+    """No product adds to them behind autograd's back, and no update clips a rank's own alone."""
+    recipe = train.read(bench("gpt2-tiny").case)
+    assembly = Assembly(System("torch"), bench("gpt2-tiny").catalog)
+    trainer = PartsTrainer(recipe, assembly, spread and spread())
+    assert (trainer._unheard, trainer._alone) == (spread is None, spread is None)
 
 
 @pytest.mark.parametrize("by", [torch.ones_like, lambda scale: scale / 2, lambda scale: 1.5 * scale])
