@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import PurePath
 
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$', re.MULTILINE)
-THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*\(most recent call first\):$", re.MULTILINE)
-ASKED = "Current thread 0x"
-"""How the stack begins of the thread that was asked: the main one, as Linux asks that first."""
+STACK = re.compile(r"^(?:Stack|(?:Current thread|Thread) 0x.*) \(most recent call first\):$", re.MULTILINE)
+"""How a stack begins: alone, or among those of all threads, as a crash may write them."""
+ASKED = "Stack (most recent call first):"
+"""How the stack begins of a thread that was asked for its own: the main one, as Linux asks that first."""
 WAITING = (
     "/asyncio/",
     "/concurrent/futures/",
@@ -36,6 +39,14 @@ class Frame:
         return f"{PurePath(self.path).name}:{self.line} {self.function}"
 
 
+def tell_when_ended() -> None:
+    """From now on SIGTERM prints where the main thread is, whatever code that is, before it ends this process.
+
+    Only of that thread: others that start or end meanwhile would crash the walk over all of them.
+    """
+    faulthandler.register(signal.SIGTERM, file=2, all_threads=False, chain=True)
+
+
 def frames(stack: str) -> list[Frame]:
     """The frames of one thread's stack, innermost first."""
     return [Frame(path, int(line), function) for path, line, function in FRAME.findall(stack)]
@@ -47,7 +58,7 @@ def of_asked(text: str) -> list[Frame]:
     if begin < 0:
         return []
     rest = text[text.index("\n", begin) + 1 :] if "\n" in text[begin:] else ""
-    end = THREAD.search(rest)
+    end = STACK.search(rest)
     return frames(rest[: end.start()] if end else rest)
 
 
@@ -58,4 +69,4 @@ def busy(stack: list[Frame]) -> Frame | None:
 
 def without(text: str) -> str:
     """What a process wrote beside stacks."""
-    return "\n".join(x for x in text.splitlines() if not (THREAD.match(x) or FRAME.match(x) or x == "  ..."))
+    return "\n".join(x for x in text.splitlines() if not (STACK.match(x) or FRAME.match(x) or x == "  ..."))

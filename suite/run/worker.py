@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import faulthandler
 import gc
 import inspect
 import os
@@ -43,6 +42,7 @@ from ..measure.group import ALONE
 from ..measure.pristine import Pristine
 from ..measure.ranks import Follower, Lost, Place, Ranks, join
 from ..measure.session import Session
+from ..measure.stacks import tell_when_ended
 from ..measure.stages import Stages, Trial
 from ..measure.verify import Incorrect, Unavailable
 from ..measure.workbench import Workbench, seed_of
@@ -515,8 +515,7 @@ def main(pipe: int) -> None:
     """Reads a task from standard input and works on it; messages go to the file descriptor `pipe`."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the supervisor, which ends us in order
-    # Asked to end before we are done, which is when we are late: where that was is printed, whatever code it is.
-    faulthandler.register(signal.SIGTERM, file=2, all_threads=True, chain=True)
+    tell_when_ended()  # asked to end before we are done, which is when we are late
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     send = _sender(os.fdopen(pipe, "wb"), task.token.encode())
     task = msgspec.structs.replace(task, token="")

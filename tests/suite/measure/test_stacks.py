@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -9,11 +10,7 @@ from kernelmark.suite.measure.stacks import Frame, busy, frames, of_asked, witho
 
 WRITTEN = """one line
 another
-Thread 0x00007f0c0a3fe6c0 (most recent call first):
-  File "/usr/lib/python3.11/selectors.py", line 468 in select
-  File "/home/somebody/watch.py", line 7 in watch
-
-Current thread 0x00007f0c3b2f9740 (most recent call first):
+Stack (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
   File "/usr/lib/python3.11/concurrent/futures/_base.py", line 451 in result
   File "/venv/torch/_inductor/async_compile.py", line 520 in wait
@@ -21,20 +18,32 @@ Current thread 0x00007f0c3b2f9740 (most recent call first):
 
 Thread 0x00007f0c0b3fe6c0 (most recent call first):
   File "/usr/lib/python3.11/queue.py", line 171 in get
+
+Current thread 0x00007f0c3b2f9740 (most recent call first):
+  File "/usr/lib/python3.11/queue.py", line 171 in get
 """
 PROGRAM = """
-import concurrent.futures, faulthandler, os, signal, threading, time
-faulthandler.register(signal.SIGTERM, file=2, all_threads=True, chain=True)
+import os, signal, sys, threading
+from kernelmark.suite.measure.stacks import tell_when_ended
 
-def sleeps():
-    time.sleep(60)
+tell_when_ended()
+begun = threading.Event()
 
-def asks(future):
-    future.result()
+def come_and_go():
+    while True:
+        threading.Thread(target=int, daemon=True).start()
 
-threading.Thread(target=sleeps, daemon=True).start()
-threading.Timer(.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-asks(concurrent.futures.Future())
+def end():
+    begun.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def never_answers():
+    begun.set()
+    threading.Event().wait()
+
+for target in [come_and_go] * int(sys.argv[1]) + [end]:
+    threading.Thread(target=target, daemon=True).start()
+never_answers()
 """
 
 
@@ -51,12 +60,12 @@ def test_of_the_thread_that_was_asked():
 
 
 def test_the_last_of_several():
-    again = WRITTEN + 'Current thread 0x1 (most recent call first):\n  File "/x.py", line 1 in f\n'
+    again = WRITTEN + 'Stack (most recent call first):\n  File "/x.py", line 1 in f\n'
     assert [str(x) for x in of_asked(again)] == ["x.py:1 f"]
 
 
 def test_of_what_is_no_stack():
-    for text in ("", "one line", "Current thread 0x1 (most recent call first):"):
+    for text in ("", "one line", "Stack (most recent call first):"):
         assert of_asked(text) == []
     raised = 'Traceback (most recent call last):\n  File "/x.py", line 1, in f\nValueError: no'
     assert without(raised) == raised
@@ -69,7 +78,18 @@ def test_all_only_wait():
     assert str(busy(waiting)) == "queue.py:171 get"
 
 
+def _ended(others: int) -> subprocess.CompletedProcess[str]:
+    given = [sys.executable, "-c", PROGRAM, str(others)]
+    return subprocess.run(given, capture_output=True, text=True, check=False, timeout=60)
+
+
 def test_a_process_says_where_it_is():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == -15
-    assert str(busy(of_asked(done.stderr))) == "<string>:9 asks"
+    done = _ended(0)
+    assert done.returncode == -signal.SIGTERM
+    assert busy(of_asked(done.stderr)).function == "never_answers"
+
+
+def test_threads_that_come_and_go_crash_no_process_that_says_where_it_is():
+    done = _ended(2)  # now and then one of these is asked, instead of the main one
+    assert done.returncode == -signal.SIGTERM
+    assert of_asked(done.stderr)
