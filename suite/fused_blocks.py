@@ -54,14 +54,18 @@ def _beside(part: Callable[..., Any], name: str, whole: Callable[..., Any] | Non
 
 def multiplied(catalog: Stock) -> Callable[..., Any]:
     """`linear(x, weight, bias=None)` by PyTorch's products, with fewer passes over memory in the backward pass.
-    A bias's gradient is a sum of our own. Where several weights multiply one input (`several(x, *weights)`, an
-    attribute), the products of its gradient add what those before them gave. Inputs have two dimensions or more.
+    A bias's gradient is a sum of our own. Of a table whose rows are looked up by their numbers
+    (`looked_up(tokens, table)`, an attribute: see `model.py`) gradients are added to what a product by it gave.
+    Where several weights multiply one input (`several(x, *weights)`, another), the products of its gradient add
+    what those before them gave. Inputs have two dimensions or more.
     """
     import torch
     from torch.autograd.function import once_differentiable
     from torch.nn import functional
 
-    sums: Any = getattr(_kernels(catalog, "linear"), "sums_of_columns", None)
+    kernels = _kernels(catalog, "linear")
+    sums: Any = getattr(kernels, "sums_of_columns", None)
+    add_rows: Any = getattr(kernels, "add_rows", None)
 
     def weighed(dout: Any, x: Any) -> Any:
         """The gradient of a weight: doutᵀ x."""
@@ -105,6 +109,23 @@ def multiplied(catalog: Stock) -> Callable[..., Any]:
             pairs = zip(given, trained, strict=True)
             return dx, *(weighed(dout, x) if needed else None for dout, needed in pairs)
 
+    class LookedUp(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tokens: Any, table: Any) -> Any:
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(tokens)
+            ctx.shape = table.shape
+            return functional.embedding(tokens, table), table.view_as(table)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, drows: Any, dtable: Any) -> Any:
+            (tokens,) = ctx.saved_tensors
+            # What a product gave is nobody else's: a graph's backward pass runs once.
+            dtable = drows.new_zeros(ctx.shape) if dtable is None else dtable.contiguous()
+            add_rows(dtable, drows.flatten(0, -2), tokens.flatten())
+            return None, dtable
+
     biased: Callable[..., Any] = Biased.apply
     added: Callable[..., Any] = Several.apply
 
@@ -118,7 +139,10 @@ def multiplied(catalog: Stock) -> Callable[..., Any]:
             return tuple(functional.linear(x, weight) for weight in weights)
         return added(x, *weights)
 
-    linear.several = several  # type: ignore[attr-defined]  # a function has what it is given
+    # A function has what it is given.
+    linear.several = several  # type: ignore[attr-defined]
+    if add_rows is not None:
+        linear.looked_up = LookedUp.apply  # type: ignore[attr-defined]
     return linear
 
 

@@ -80,6 +80,19 @@ def several(parts: Parts) -> Callable[..., Sequence[Any]]:
     return parts.get("several", own)
 
 
+def looked_up(parts: Parts) -> Callable[..., tuple[Any, Any]]:
+    """`looked_up(tokens, table)`: the rows of a table by their numbers, and the table, for who else multiplies by
+    it: its gradient is one. By PyTorch, if `linear` does it not, by an attribute of that name.
+    """
+    from torch.nn import functional
+
+    def plain(tokens: Any, table: Any) -> tuple[Any, Any]:
+        return functional.embedding(tokens, table), table
+
+    own: Callable[..., tuple[Any, Any]] = getattr(parts["linear"], "looked_up", plain)
+    return own
+
+
 def gated(parts: Parts) -> Callable[..., Any]:
     """`gated(x, gate, up)`: part `gate` of x times both weights; of two products, if no part does it."""
     both = several(parts)

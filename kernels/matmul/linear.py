@@ -11,6 +11,7 @@ import torch
 
 from .._common import FLOATING, check, operator
 from ._columns import sums_of_columns
+from ._lookup import add_rows as add_rows
 from .matmul import matmul, matmul_add
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..model import FINAL_GAIN, Model, Part, Parts, Weight, biases, gains, matrix
+from ..model import FINAL_GAIN, Model, Part, Parts, Weight, biases, gains, looked_up, matrix
 from ._heads import attending
 
 if TYPE_CHECKING:
@@ -99,10 +99,9 @@ def module(c: Bert, parts: Parts) -> torch.nn.Module:
     """The model, of PyTorch's linear layers and the parts given."""
     import torch
     from torch import nn
-    from torch.nn import functional
     from torch.utils.checkpoint import checkpoint
 
-    linear = parts["linear"]
+    linear, lookup = parts["linear"], looked_up(parts)
     attended = attending(parts["attention"], c.heads, "full")
     shapes = {name: weight.shape for name, weight in weights(c).items()}
 
@@ -147,14 +146,15 @@ def module(c: Bert, parts: Parts) -> torch.nn.Module:
 
         def forward(self, tokens: Any, targets: Any) -> Any:
             own: Any = self
-            h = functional.embedding(tokens, own.embedding) + own.positions[: tokens.shape[1]] + own.types[0]
+            h, table = lookup(tokens, own.embedding)
+            h = h + own.positions[: tokens.shape[1]] + own.types[0]
             h = normed(h, self.norm, self.norm_bias)
             for layer in self.layers:
                 h = checkpoint(layer, h, use_reentrant=False) if self.recompute else layer(h)
             y = linear(h.flatten(0, 1), self.transform, self.transform_bias)
             y = parts["transform"](x=y, approximate="none").view_as(h)
             y = normed(y, self.transform_norm, self.transform_norm_bias)
-            return parts["loss"](x=y.flatten(0, 1), weight=self.embedding, target=targets.flatten())
+            return parts["loss"](x=y.flatten(0, 1), weight=table, target=targets.flatten())
 
     return Encoder()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..model import FINAL_GAIN, Model, Part, Parts, Weight, biases, gains, matrix
+from ..model import FINAL_GAIN, Model, Part, Parts, Weight, biases, gains, looked_up, matrix
 from ._heads import attending
 
 if TYPE_CHECKING:
@@ -101,10 +101,9 @@ def module(c: Gpt2, parts: Parts) -> torch.nn.Module:
     """The model, of PyTorch's linear layers and the parts given."""
     import torch
     from torch import nn
-    from torch.nn import functional
     from torch.utils.checkpoint import checkpoint
 
-    linear, norm = parts["linear"], parts["norm"]
+    linear, norm, lookup = parts["linear"], parts["norm"], looked_up(parts)
     attended = attending(parts["attention"], c.heads, "causal")
     added: Any = getattr(norm, "added", None)
     normed: Any = parts.get("layer_normed")
@@ -174,9 +173,10 @@ def module(c: Gpt2, parts: Parts) -> torch.nn.Module:
             """Positions are learned: nothing to make."""
 
         def forward(self, tokens: Any, targets: Any) -> Any:
-            h = functional.embedding(tokens, self.embedding) + self.positions[: tokens.shape[1]]
+            h, table = lookup(tokens, self.embedding)
+            h = h + self.positions[: tokens.shape[1]]
             y = self._through(h)
-            return parts["loss"](x=y.flatten(0, 1), weight=self.embedding, target=targets.flatten())
+            return parts["loss"](x=y.flatten(0, 1), weight=table, target=targets.flatten())
 
         def _through(self, h: Any) -> Any:
             """All layers and the last norm."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..model import FINAL_GAIN, Model, Part, Parts, Weight, gains, gated, matrix, several
+from ..model import FINAL_GAIN, Model, Part, Parts, Weight, gains, gated, looked_up, matrix, several
 from ._experts import feed
 
 if TYPE_CHECKING:
@@ -212,11 +212,11 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
     """The model, of PyTorch's linear layers and the parts given."""
     import torch
     from torch import nn
-    from torch.nn import functional
     from torch.utils.checkpoint import checkpoint
 
     shapes = {name: weight.shape for name, weight in weights(c).items()}
-    linear, projected, fed = parts["linear"], several(parts), gated(parts)
+    linear, lookup = parts["linear"], looked_up(parts)
+    projected, fed = several(parts), gated(parts)
     together: Any = parts.get("qkv_rope")
     normed: Any = parts.get("normed")
     embed, adds, scores, logits = c.multipliers or (1.0, 1.0, c.head**-0.5, 1.0)
@@ -314,14 +314,15 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
             self.cos, self.sin = angle.cos().to(dtype), angle.sin().to(dtype)
 
         def forward(self, tokens: Any, targets: Any) -> Any:
-            h = functional.embedding(tokens, self.embedding)
+            h, table = lookup(tokens, self.embedding)
             if embed != 1:
                 h = h * embed
             y = self.before(h) if c.norms == "before" else self.behind(h)
             if logits != 1:
                 y = y * logits
-            table = self.embedding if c.tied else self.head
-            return parts["loss"](x=y.flatten(0, 1), weight=table, target=targets.flatten())
+            return parts["loss"](
+                x=y.flatten(0, 1), weight=table if c.tied else self.head, target=targets.flatten()
+            )
 
         def before(self, h: Any) -> Any:
             if normed is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..model import FINAL_GAIN, Model, Part, Parts, Weight, biases, gains, matrix
+from ..model import FINAL_GAIN, Model, Part, Parts, Weight, biases, gains, looked_up, matrix
 
 if TYPE_CHECKING:
     import torch
@@ -107,10 +107,9 @@ def module(c: Mamba2, parts: Parts) -> torch.nn.Module:
     """The model, of PyTorch's linear layers and the parts given."""
     import torch
     from torch import nn
-    from torch.nn import functional
     from torch.utils.checkpoint import checkpoint
 
-    linear = parts["linear"]
+    linear, lookup = parts["linear"], looked_up(parts)
     shapes = {name: weight.shape for name, weight in weights(c).items()}
 
     class Layer(nn.Module):
@@ -172,7 +171,7 @@ def module(c: Mamba2, parts: Parts) -> torch.nn.Module:
             """Nothing depends on positions."""
 
         def forward(self, tokens: Any, targets: Any) -> Any:
-            h = functional.embedding(tokens, self.embedding)
+            h, table = lookup(tokens, self.embedding)
             norms = [*(layer.norm for layer in self.layers), self.norm]
             y = parts["norm"](x=h, weight=norms[0], eps=c.eps)
             for layer, following in zip(self.layers, norms[1:], strict=True):
@@ -180,7 +179,7 @@ def module(c: Mamba2, parts: Parts) -> torch.nn.Module:
                     y, h = checkpoint(layer, y, h, following, use_reentrant=False)
                 else:
                     y, h = layer(y, h, following)
-            return parts["loss"](x=y.flatten(0, 1), weight=self.embedding, target=targets.flatten())
+            return parts["loss"](x=y.flatten(0, 1), weight=table, target=targets.flatten())
 
     return Decoder()
 

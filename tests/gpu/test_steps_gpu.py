@@ -1,4 +1,6 @@
-"""What steps of training are fused of, on a GPU: AdamW that clips, eager and in a graph, and sums of columns."""
+"""What steps of training are fused of, on a GPU: AdamW that clips, eager and in a graph; sums of columns; rows
+added by their numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,15 @@ import pytest
 
 SHAPES = ((50257, 64), (64,), (1,), (3, 70), (2304, 33), (0,), (1 << 20,))
 SUMS = ((8192, 768), (1, 50257), (1001, 1), (33, 2305), (70_000, 8), (5, 3072))
+
+LOOKED_UP = (
+    (8192, 768, 50257),
+    (16384, 2048, 128256),
+    (1001, 33, 7),
+    (1, 1, 1),
+    (70_000, 8, 100_003),
+    (33, 2305, 1),
+)
 
 
 def clipped(odd: bool, graph: bool) -> dict[str, float]:
@@ -64,6 +75,37 @@ def summed() -> dict[str, float]:
     return found
 
 
+def by_number() -> dict[str, float]:
+    """How far rows added by their numbers are from fp64's, beside a rounding to bf16, in a graph too: of
+    numbers drawn alike and by Zipf's law.
+    """
+    import torch
+    from kernelmark.kernels.matmul._lookup import add_rows
+
+    found = {}
+    for M, N, count in LOOKED_UP:
+        alike = torch.randint(0, count, (M,), device="cuda")
+        rare = (count ** torch.rand(M, device="cuda") - 1).long().clamp(max=count - 1)
+        x = torch.randn(M, 2 * N, device="cuda", dtype=torch.bfloat16)[:, N // 2 : N // 2 + N]
+        for name, numbers in {"alike": alike, "zipf": rare}.items():
+            before = torch.randn(count, N, device="cuda", dtype=torch.bfloat16)
+            eager, captured, given = before.clone(), before.clone(), numbers.clone()
+            add_rows(eager, x, numbers)
+            graph = torch.cuda.CUDAGraph()
+            given.zero_()
+            with torch.cuda.graph(graph):
+                add_rows(captured, x, given)
+            given.copy_(numbers)  # others than when it was captured, which is known to the device alone
+            for _ in range(2):
+                captured.copy_(before)
+                graph.replay()
+            want = before.double().index_add(0, numbers, x.double())
+            room = before.double().abs().index_add(0, numbers, x.double().abs()) * 1e-6 + want.abs() * 2**-8
+            off = ((eager.double() - want).abs() - room).max()
+            found[f"{M}x{N} {name}"] = float(off) if torch.equal(eager, captured) else float("nan")
+    return found
+
+
 @pytest.fixture(scope="module")
 def measured(apart):
     return json.loads(apart("-m", "tests.gpu.test_steps_gpu"))
@@ -81,6 +123,10 @@ def test_sums_of_columns(measured):
     assert {name: x for name, x in measured["sums"].items() if not x <= 1} == {}
 
 
+def test_rows_by_their_numbers(measured):
+    assert {name: x for name, x in measured["by_number"].items() if not x <= 0} == {}
+
+
 if __name__ == "__main__":
     found: dict[str, dict[str, float]] = {f"{o} {g}": clipped(o, g) for o in (False, True) for g in (False, True)}
-    json.dump(found | {"sums": summed()}, sys.stdout)
+    json.dump(found | {"sums": summed(), "by_number": by_number()}, sys.stdout)

@@ -146,6 +146,13 @@ def beside_norms(kernels: Any, given: Mapping[str, Any]) -> None:
     kernels.gradients(x, x, h, weight, *moments)
 
 
+def beside_layers(kernels: Any, given: Mapping[str, Any]) -> None:
+    """Gradients of a bias and of an embedding."""
+    x = given["x"].detach()
+    kernels.sums_of_columns(x)
+    kernels.add_rows(torch.zeros_like(x), x, torch.zeros(len(x), dtype=torch.int64))
+
+
 def beside_products(kernels: Any, given: Mapping[str, Any]) -> None:
     """Of few rows, with what a step of decoding has around it."""
     a, b = given["a"], given["b"]
@@ -170,6 +177,7 @@ def beside_products(kernels: Any, given: Mapping[str, Any]) -> None:
 BESIDE: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {
     "fp8_quant": beside_quantization,
     "layer_norm": beside_norms,
+    "linear": beside_layers,
     "matmul": beside_products,
 }
 """What a kernel's file has beside its operator."""

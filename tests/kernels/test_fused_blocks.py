@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from kernelmark.kernels.matmul import _columns
+from kernelmark.kernels.matmul import _columns, _lookup
 from kernelmark.kernels.norm.layer_norm import layer_norm
 from kernelmark.kernels.quantization import fp8_quant
 from kernelmark.suite import fused_blocks
@@ -94,14 +94,18 @@ SEVERAL = {"llama-tiny": [3, 2], "mixtral-tiny": [3, 3]}
 @pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny", "bert-tiny", "mixtral-tiny"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_products_that_sum_their_gradients(model, recompute):
-    """By our kernel, of biases, and by the products, where several weights multiply one input."""
+    """By our kernels, of biases and of the table of tokens, and by the products, where several weights multiply
+    one input.
+    """
     linear = fused_blocks.multiplied(CATALOG)
     several, called = linear.several, []
     linear.several = lambda x, *weights: called.append(len(weights)) or several(x, *weights)
-    with mock.patch.object(_columns, "_summed", side_effect=_columns._summed) as summed:
+    of_biases = mock.patch.object(_columns, "_summed", side_effect=_columns._summed)
+    of_table = mock.patch.object(_lookup, "_add_rows", side_effect=_lookup._add_rows)
+    with of_biases as summed, of_table as looked_up:
         loss, found = gradients(model, torch.float32, recompute=recompute, linear=linear)
     biases = sum("bias" in name and "norm" not in name for name in found)
-    assert (called[:2], summed.call_count) == (SEVERAL.get(model, []), biases)
+    assert (called[:2], summed.call_count, looked_up.call_count) == (SEVERAL.get(model, []), biases, 1)
     want_loss, want = gradients(model, torch.float32, linear=torch.nn.functional.linear)
     assert loss == pytest.approx(want_loss, rel=1e-6)
     for name, x in want.items():
