@@ -21,7 +21,13 @@ from ...registry.store.record import Case, KernelKind, Launched, Launches
 
 DEVICE = {"kernel": None, "gpu_memcpy": "copy", "gpu_memset": "copy"}
 """Categories of a trace's events that take a device's time, and the kind that they are."""
-PRODUCT = re.compile(r"gemm|cutlass|cublas|nvjet|xmma|wgmma|aten::(add|b|badd)?mm\b|convolution|mkldnn|_mm_", re.I)
+PRODUCT = re.compile(
+    r"gemm|cutlass|cublas|nvjet|xmma|wgmma|aten::(add|b|badd)?mm\b|convolution|mkldnn"
+    r"|^triton_(tem_fused.*_)?(add|b|badd)?mm(_|$)",
+    re.I,
+)
+NO_PRODUCT = re.compile(r"^triton_(poi|red|per)_|attention|flash|fmha|sdpa", re.I)
+"""What is named after a product and is none: what Inductor fused around one, and attention, which has two."""
 COPY = re.compile(
     r"aten::(copy_|_to_copy|contiguous|clone)\b|^Mem(cpy|set)|copy_kernel(_cuda)?\b"
     r"|^triton_poi_fused(_(_to_copy|copy_|clone|view|_unsafe_view|t|transpose|permute))+(_\d+)?$",
@@ -118,7 +124,7 @@ def _kind(name: str, category: str, ours: Collection[str]) -> KernelKind:
         return "copy"
     if name in ours or name.startswith("kernelmark::") or (name == NAMELESS and NAMELESS.lower() in ours):
         return "ours"
-    return "product" if PRODUCT.search(name) else "other"
+    return "product" if PRODUCT.search(name) and not NO_PRODUCT.search(name) else "other"
 
 
 def _within(event: Mapping[str, Any], spans: Sequence[tuple[float, float]]) -> bool:

@@ -64,6 +64,23 @@ def test_operators_of_a_cpu_without_what_they_call():
     assert found.gap_ms == pytest.approx(0.03)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("triton_tem_fused_addmm_gelu_4", "product"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x256_32x3_nn_align8>", "product"),
+        ("triton_poi_fused_mm_t_1", "other"),
+        ("triton_red_fused__log_softmax_mm_prepare_softmax_online_5", "other"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7", "other"),
+        ("kernel_cutlass_kernel_flash_attncuteflash_bwd_sm90FlashAttentionBackwardSm90", "other"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>>", "other"),
+    ],
+)
+def test_what_is_named_after_a_product(name, kind):
+    trace = {"traceEvents": [event(STEP, "user_annotation", 0, 50), event(name, "kernel", 10, 20)]}
+    assert [x.kind for x in summarized(trace, 1, (), "cuda").kernels] == [kind]
+
+
 def test_a_trace_without_steps():
     with pytest.raises(ValueError, match="no steps"):
         summarized({"traceEvents": []}, 1, (), "cuda")
