@@ -115,14 +115,15 @@ def _launch(
     c = Config(K, D, CHUNK, keys, min(most, 32 if wide else 64))
     d = Config(K, D, CHUNK, keys, columns)
     with on(v):
-        _solve[(n, B * H)](
+        # All in the first dimension of a grid, whose others have 65,535 at most, and there may be more heads.
+        _solve[(n * B * H,)](
             k, v, g, beta, sums, past, taken, k.stride()[:3], v.stride()[:3], g.stride(), beta.stride(), S, H, n,
             c, num_warps=4,
         )  # fmt: skip
-        _chain[(cdiv(D, columns), B * H)](
+        _chain[(cdiv(D, columns) * B * H,)](
             k, sums, past, taken, entering, state, k.stride()[:3], S, H, n, d, num_warps=4, num_stages=2
         )  # fmt: skip
-        _read[(n, cdiv(D, c.values), B * H)](
+        _read[(n * cdiv(D, c.values) * B * H,)](
             q, k, o, sums, taken, entering, q.stride()[:3], k.stride()[:3], o.stride()[:3], S, H, n, c,
             num_warps=4, num_stages=1,
         )  # fmt: skip
@@ -154,7 +155,7 @@ def _solve(  # type: ignore[no-untyped-def]  # Triton's types are its own
 ):  # fmt: skip
     """Of one chunk of a head a, the sum of g · log₂e, T β exp(a) K and T β V."""
     LOG2: tl.constexpr = 1.4426950408889634
-    chunk, place = tl.program_id(0), tl.program_id(1)
+    chunk, place = tl.program_id(0) % n, tl.program_id(0) // n
     batch, head = place // H, place % H
     row = chunk * c.rows
     at = tl.arange(0, c.rows)
@@ -202,7 +203,8 @@ def _chain(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Some columns of a head: in place U of T β V, and the states that enter chunks; `last` is the one before all,
     and gets the one behind all.
     """
-    first, place = tl.program_id(0) * c.values, tl.program_id(1)
+    blocks: tl.constexpr = tl.cdiv(c.D, c.values)
+    first, place = tl.program_id(0) % blocks * c.values, tl.program_id(0) // blocks
     batch, head = place // H, place % H
     pointers, mask = _dense(last, place, 0, first, c.K, c.D, c.keys, c.values)
     mask = mask & (tl.arange(0, c.keys) < c.K)[:, None]
@@ -235,7 +237,9 @@ def _read(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, o, sums, taken, entering, q_strides, k_strides, o_strides, S, H, n, c: tl.constexpr
 ):  # fmt: skip
     """Some columns of a chunk of a head: exp(a) q S + (q kᵀ, decayed and causal) U."""
-    chunk, first, place = tl.program_id(0), tl.program_id(1) * c.values, tl.program_id(2)
+    blocks: tl.constexpr = tl.cdiv(c.D, c.values)
+    chunk, left = tl.program_id(0) % n, tl.program_id(0) // n
+    first, place = left % blocks * c.values, left // blocks
     batch, head = place // H, place % H
     row = chunk * c.rows
     at = tl.arange(0, c.rows)
