@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import InputError
-from .results import Benchmark, Field, Results
+from .results import Benchmark, Field, Results, since_epoch
 
 TIMES = {
     "request_latency": "request from sending",
@@ -20,12 +20,15 @@ UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}
 def read(raw: bytes, path: Path) -> Results:
     """The requests of a file that ended well, those of its warm-up left out."""
     times: dict[str, list[float]] = {name: [] for name in TIMES}
-    failed = 0
+    failed, began = 0, []
     for number, line in enumerate(raw.splitlines(), 1):
         if not line.strip():
             continue
         record = Field.parse(line, f"{path.name}: line {number}")
-        phase = record.need("metadata").get("benchmark_phase")
+        metadata = record.need("metadata")
+        if (start := metadata.get("request_start_ns")) is not None:
+            began.append(start.number() / 1e9)
+        phase = metadata.get("benchmark_phase")
         if phase is not None and phase.value == "warmup":
             continue
         if record.get("error") is not None:
@@ -51,4 +54,5 @@ def read(raw: bytes, path: Path) -> Results:
             for name, values in times.items()
         ),
         conditions={"gpu": None},
+        created=since_epoch(min(began, default=None)),
     )

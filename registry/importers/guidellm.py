@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .results import Benchmark, Field, Results
+from .results import Benchmark, Field, Results, since_epoch
 
 MS = 1.0
 SECOND = 1e3
@@ -24,9 +24,11 @@ def read(raw: bytes, path: Path) -> Results:
     file = Field.parse(raw, path.name)
     metadata = file.need("metadata")
     version = metadata.get("guidellm_version")
-    found = []
+    found, began = [], []
     for number, item in enumerate(file.need("benchmarks").items()):
         load = _load(item, number)
+        if (start := item.get("start_time")) is not None:
+            began.append(start.number())
         requests = item.need("requests").need("successful").items()
         for name, (shown, unit) in TIMES.items():
             values = tuple(y.time(unit) for x in requests if (y := x.get(name)) is not None)
@@ -41,6 +43,7 @@ def read(raw: bytes, path: Path) -> Results:
         cache="hot",
         benchmarks=tuple(found),
         conditions={"gpu": None},
+        created=since_epoch(min(began, default=None)),
     )
 
 

@@ -79,6 +79,7 @@ def journal(files: Sequence[tuple[Results, bytes]], created: str, commit: str | 
             raise InputError(f"the files are no one run: they differ in {', '.join(apart) or 'tool or commit'}")
     conditions: dict[str, Scalar] = {"device": first.device, "tool": first.tool, "tool_version": first.version}
     conditions |= first.conditions
+    conditions = {name: _encodable(x) if isinstance(x, str) else x for name, x in conditions.items()}
     parts = [first.part.encode()] if first.part else []
     digest = hashlib.sha256(b"\0".join([*(raw for _, raw in files), *parts])).hexdigest()
     widths = [_width(results) for results, _ in files]
@@ -87,7 +88,7 @@ def journal(files: Sequence[tuple[Results, bytes]], created: str, commit: str | 
         schema_version=SCHEMA_VERSION,
         run=f"{when:%Y%m%d-%H%M%S}-{digest[:8]}",
         created=when.isoformat(timespec="seconds"),
-        harness=f"{first.tool} {first.version or ''}".strip(),
+        harness=_encodable(f"{first.tool} {first.version or ''}".strip()),
         commit=commit or first.commit,
         dirty=False if commit else first.dirty,
         plan=first.tool,
@@ -146,7 +147,7 @@ def _record(
         case=case,
         implementation=implementation,
         provider=implementation if benchmark.implementation else results.tool,
-        version=results.version,
+        version=results.version and _encodable(results.version),
         replicate=replicate,
         position=position,
         cache=results.cache,
@@ -167,6 +168,18 @@ def named(text: str) -> str:
     return f"{flat[: LONGEST - 10]} {digest}".strip()
 
 
+def since_epoch(seconds: float | None) -> str | None:
+    """A time of a file as ISO 8601 has it; None where there is none, or one before 2001: a clock was not set."""
+    if seconds is None or not 1e9 <= seconds < 1e11:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _encodable(text: str) -> str:
+    """A text with `?` for halves of surrogate pairs: JSON may name one, and UTF-8, a journal's, has none."""
+    return text.encode(errors="replace").decode()
+
+
 def _once(records: Sequence[Record]) -> None:
     seen = set()
     for record in records:
@@ -178,9 +191,9 @@ def _once(records: Sequence[Record]) -> None:
 def _utc(text: str, tool: str) -> datetime:
     try:
         when = datetime.fromisoformat(text)
-    except ValueError:
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):  # the latter beyond the years 1 to 9999 of UTC
         raise InputError(f"{tool}: {text!r} is no ISO 8601 time") from None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC)
 
 
 def hexadecimal(commit: object) -> str | None:
@@ -189,6 +202,8 @@ def hexadecimal(commit: object) -> str | None:
 
 
 LONGEST = 200
+AGE_MS = 1e15
+"""30,000 years. What is longer was not measured, and its sums would be infinite."""
 
 
 class Field:
@@ -259,6 +274,8 @@ class Field:
         number = self.number()
         if number < 0:
             raise InputError(f"{self.path}: {number:g} is below 0 and no time")
+        if not number * unit_ms <= AGE_MS:
+            raise InputError(f"{self.path}: {number:g} is too long for a time")
         return number * unit_ms
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..errors import InputError
 from .results import Benchmark, Field, Results
 
 SECOND = 1e3
@@ -15,11 +16,19 @@ def read(raw: bytes, path: Path) -> Results:
     """First tokens, gaps and whole requests of a file, those that failed left out."""
     file = Field.parse(raw, path.name)
     load = _load(file)
-    failed = [bool(x.value) for x in file.need("errors").items()]
     first = [x.time(SECOND) for x in file.need("ttfts").items()]
+    failed = [bool(x.value) for x in file.need("errors").items()] or [False] * len(first)
     gaps = [[y.time(SECOND) for y in x.items()] for x in file.need("itls").items()]
-    ok = [i for i in range(min(len(first), len(gaps))) if not (i < len(failed) and failed[i])]
+    # Of a request that failed the error may be empty, where a server gives no reason; its tokens are then 0.
+    tokens = [x.number() for x in lengths.items()] if (lengths := file.get("output_lens")) else [1.0] * len(first)
+    sizes = {"errors": len(failed), "ttfts": len(first), "itls": len(gaps), "output_lens": len(tokens)}
+    if len(set(sizes.values())) > 1:
+        said = ", ".join(f"{name} {count}" for name, count in sizes.items())
+        raise InputError(f"{path.name}: lists of the same requests are not equally long: {said}")
+    ok = [i for i in range(len(first)) if not failed[i] and tokens[i]]
     reason = f"none of {len(failed)} requests ended well"
+    if ok:
+        reason = "no answer came in more than one piece"
     several = {
         "ttft from sending": [first[i] for i in ok],
         "itl": [y for i in ok for y in gaps[i]],

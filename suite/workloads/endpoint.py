@@ -22,6 +22,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec.structs import replace
+
 from ...registry.store.metric import Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..measure.rounding import rounded
@@ -53,7 +55,8 @@ METRICS = (
         judged=Ratio(),
         label="TPOT",
         shown="table",
-        about="From the first chunk with text to the last, over the tokens but one: chunks are no tokens.",
+        about="From the first chunk with text to the last, over the tokens but one: chunks are no tokens. Those "
+        "of reasoning that are not shown came before, and are none of them.",
     ),
     Metric("answer_gap", "ms", label="gaps", about="Between chunks with text, pooled."),
     Metric("cold_answer", "ms", about="The first request of a new client."),
@@ -109,6 +112,8 @@ OVERHEAD = 64
 TOKEN_S = 0.02
 """What a user waits for a token, about, on the wire and before it: for estimates."""
 TIMEOUT_S = 120.0
+COUNTS = ("prompt_tokens", "tokens")
+"""What a provider counts of a request, and is paid for."""
 SERVER_TIME = ("openai-processing-ms", "latency-ms")
 LEFT = {
     "left_requests": ("x-ratelimit-remaining-requests", "anthropic-ratelimit-requests-remaining"),
@@ -243,7 +248,8 @@ def outcome(error: Exception, begun: bool) -> str:
     if status is None and isinstance(response, Mapping):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if isinstance(status, int) and not begun:
-        return f"http {status}"
+        # An error that an answer begins with has the status of the answer, which is none of a failure.
+        return f"http {status}" if status >= 400 else "error"
     if "Timeout" in type(error).__name__:
         return "timeout"
     return "cut" if begun else "refused"
@@ -263,7 +269,7 @@ def measure(case: Case, system: Endpoint, session: Session, prepared: None) -> M
     ):
         found = all_of(system, model, case, session.seed, most)
     with session.stage("summarize"):
-        return summarize(found, most)
+        return summarize(found, most, requests)
 
 
 @contextmanager
@@ -308,16 +314,25 @@ def all_of(system: Endpoint, model: str, case: Case, seed: int, most: Caps) -> l
     return found
 
 
-def summarize(found: Sequence[Asked], most: Caps) -> Measurement:
-    """What is recorded. Raises `RuntimeError` where no warm request ended well."""
+def token_time(asked: Asked) -> float | None:
+    """ms a token that was shown: what a model thought in silence is counted too, and came in no chunk."""
+    seen, hidden = asked.seen, asked.usage.get("reasoning") or 0
+    if seen.tokens is None:
+        return None
+    return latencies.token_time(replace(seen, tokens=seen.tokens - hidden))
+
+
+def summarize(found: Sequence[Asked], most: Caps, requests: int | None = None) -> Measurement:
+    """What is recorded of so many requests. Raises `RuntimeError` where no warm request ended well."""
     cold, warm = found[0], [x for x in found[1:] if x.seen.outcome == "ok"]
     ends = ", ".join(f"{n} {what}" for what, n in latencies.outcomes(x.seen for x in found).items())
     if not warm:
         raise RuntimeError(f"no warm request ended well: {ends}")
+    uncounted = any(x.seen.outcome == "ok" and None in [getattr(x.seen, y) for y in COUNTS] for x in found)
     several: dict[str, Iterable[float | None]] = {
         "answer": (latencies.whole(x.seen) for x in warm),
         "answer_ttft": (latencies.first_token(x.seen) for x in warm),
-        "answer_tpot": (latencies.token_time(x.seen) for x in warm),
+        "answer_tpot": (token_time(x) for x in warm),
         "answer_gap": latencies.gaps(x.seen for x in warm),
         "cold_answer": [latencies.whole(cold.seen)] if cold.seen.outcome == "ok" else [],
         "cold_ttft": [latencies.first_token(cold.seen)],
@@ -328,13 +343,19 @@ def summarize(found: Sequence[Asked], most: Caps) -> Measurement:
         "asked_tokens": (x.usage.get("prompt") for x in warm),
         "cached_tokens": (x.usage.get("cached") for x in warm),
         "reasoning_tokens": (x.usage.get("reasoning") for x in warm),
-        "spent": [most.cost(*(sum(getattr(x.seen, y) or 0 for x in found) for y in ("prompt_tokens", "tokens")))],
+        "spent": [] if uncounted else [most.cost(*(sum(getattr(x.seen, y) or 0 for x in found) for y in COUNTS))],
         **{name: [_number(x.headers, names) for x in found] for name, names in LEFT.items()},
     }
     samples = {name: rounded(y for y in values if y is not None) for name, values in several.items()}
     remarks = [f"requests by their end: {ends}"] if len(warm) < len(found) - 1 else []
-    if any(x.seen.tokens is None for x in warm):
-        remarks.append("usage is missing of some answers: no time a token of them")
+    if uncounted:
+        remarks.append(
+            "usage is missing of some answers: no time a token of them, and what was spent is not known"
+        )
+    if requests is not None and len(found) < requests:
+        remarks.append(
+            f"a cap was reached: {requests - len(found)} of {requests} requests were not asked ({CAPS})"
+        )
     said = {name: sorted({x.said[name] for x in found if name in x.said}) for name in ("model", "region", "tier")}
     remarks += [f"{name}: {', '.join(values)}" for name, values in said.items() if values]
     return Measurement(

@@ -2,7 +2,7 @@
 
 All systems of a case get the same weights and prompts and decode greedily. Before they are timed, their logits
 after the prompt and after each of some given tokens are held to the same model in fp32; the tokens that they chose
-in the first and in a random generation of the timed window are held to it too.
+in the first, the last and a random generation of the timed window are held to it too.
 """
 
 from __future__ import annotations
@@ -260,7 +260,9 @@ class Run:
         self.left = Left.now(self.cuda)
         self.eight_bits = getattr(system, "products", "dtype") == "e4m3"
         self.N = case.axes["N"]
-        self.checked = random.Random(f"{session.seed}/checked").randrange(3)
+        self.chance = random.Random(f"{session.seed}/checked")
+        self.least = self.chance.randrange(3)
+        self.checked = 0
         self.first: list[float] = []
         self.steps: list[float] = []
         self.whole: list[float] = []
@@ -268,7 +270,8 @@ class Run:
         self.missing: float | None = None
         self.first_ms = self.peak = 0.0
         self.kept: Any = None
-        self.told: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.last: Any = None
+        self.told: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Texts, and the logits of the model in fp32 that were computed for them, on the host."""
 
     def prompt(self, generation: int) -> torch.Tensor:
@@ -320,17 +323,19 @@ class Run:
             inference.chosen_well(what, own[:, steps], logits, self.case.dtype)
 
     def _wanted(self, texts: torch.Tensor, at: list[int]) -> torch.Tensor:
-        """The logits of the model in fp32. Where the random generation has the prompts of the first, and chose the
+        """The logits of the model in fp32. Where a later generation has the prompts of the first, and chose the
         same, they are those of the same text, which take ten seconds of a large model.
         """
         import torch
 
         on_host = texts.cpu()
-        if self.told is None or not torch.equal(self.told[0], on_host):
-            case = self.case
-            found = inference.answer(read(case), case.dtype, self.session.seed, texts, at, catalog())
-            self.told = (on_host, found.cpu())  # beside a system's memory its peak is measured
-        return self.told[1].to(texts.device)
+        for known, logits in self.told:
+            if torch.equal(known, on_host):
+                return logits.to(texts.device)
+        case = self.case
+        found = inference.answer(read(case), case.dtype, self.session.seed, texts, at, catalog())
+        self.told.append((on_host, found.cpu()))  # beside a system's memory its peak is measured
+        return found
 
     def warm_up(self) -> None:
         """Generations until the time is up, one at the least: the first has captured and tuned."""
@@ -341,7 +346,7 @@ class Run:
                 return
 
     def sample(self) -> None:
-        """Generations until enough steps are known well enough, three at the least."""
+        """Generations until enough steps are known well enough, up to three at the least."""
         from ..measure.stopping import finished
         from ..measure.telemetry import Watch
 
@@ -353,11 +358,15 @@ class Run:
         self.watch = Watch(self.session.device.nvml)
         self.watch.read()
         begin = time.monotonic()
-        while len(self.whole) <= self.checked or not finished(self.steps, time.monotonic() - begin, sampling):
+        while len(self.whole) <= self.least or not finished(self.steps, time.monotonic() - begin, sampling):
             number = len(self.whole)
             tokens, edges, took = self.generate(self.prompt(number))
-            if number == self.checked:
-                self.kept = tokens
+            # How many there will be is not known: each takes the place of the one that is kept with the chance
+            # by which any of all so far is as likely as another. A system may go wrong late.
+            if self.chance.randrange(number + 1) == 0:
+                self.kept, self.checked = tokens, number
+            if number % 2 == 0:
+                self.last = tokens
             self.first.append(edges[0])
             self.steps += edges[1:]
             self.whole.append(took)
@@ -366,10 +375,12 @@ class Run:
             self.peak = float(peak_allocated(self.left))
 
     def summarize(self) -> Measurement:
-        """What is recorded."""
+        """What is recorded, once the last generation is held to the model too: a system may go wrong late."""
         from ..measure.stopping import converged
         from ._rates import read_rate
 
+        # Of the first prompts, whose text was read already where the same was chosen.
+        self.check_tokens("the last generation of the timed window", self.prompt(0), self.last)
         case, B = self.case, self.case.axes["B"]
         chosen = read(case)
         weights = chosen.model.parameters(chosen.configuration) * BYTES[case.dtype]

@@ -282,6 +282,20 @@ def engine_of(assembly: Assembly) -> None:
         raise NotImplementedError(f"the engine runs eager or in CUDA graphs, not by {assembly.system.execution}")
 
 
+def first_model(running: children.Running, url: str) -> str:
+    """The name of the first model that a server has. Raises `ServerFailed` for what is no list of models."""
+    try:
+        found = running.get("/v1/models")
+    except (OSError, ValueError) as error:
+        raise children.ServerFailed(f"{url}/v1/models has no list of models: {error}") from None
+    models = found.get("data") if isinstance(found, dict) else None
+    first = models[0] if isinstance(models, list) and models else None
+    name = first.get("id") if isinstance(first, dict) else None
+    if not isinstance(name, str):
+        raise children.ServerFailed(f"{url}/v1/models has no list of models")
+    return name
+
+
 def start(system: Any, order: Order) -> children.Running:
     """A system's server: ours, one that is there already (`url`), or another's program (`command`)."""
     if isinstance(system, PartsServes):
@@ -289,7 +303,7 @@ def start(system: Any, order: Order) -> children.Running:
     if (url := getattr(system, "url", None)) is not None:
         host, port = children.loopback(url)
         running = children.Running(host, port, system.path, "", system.words, dict(system.extra))
-        running.model = str(running.get("/v1/models")["data"][0]["id"])
+        running.model = first_model(running, url)
         return running
     case, session = order.case, order.session
     weights = inference.initial(order.chosen, case.dtype, session.seed, session.device.torch_device)
@@ -408,7 +422,7 @@ class Run:
         window = latencies.window(seen, users)
         if window is None:
             raise children.ServerFailed("the load had no steady window: a user has no answer at all")
-        over = not wanted.users and latencies.saturated(seen, window)
+        over = not wanted.users and latencies.saturated(latencies.waiting(seen), window)
         return Loaded(wanted, asked, seen, window, begin, late, over)
 
     def one_load(self) -> None:

@@ -275,7 +275,7 @@ def read(seen: Seen, events: Sequence[tuple[int, bytes]]) -> None:
             event = _decode(payload)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             seen.outcome = "malformed"
-            return
+            break  # what came before it is counted as that of any request that failed
         if event.error is not None and seen.outcome == "ok":
             seen.outcome = "error"
         total = event.usage.completion_tokens if event.usage else None

@@ -64,17 +64,20 @@ class Response:
     """Bytes left of a body or of a chunk; -1: to the end of the connection; None: a chunk's head comes next."""
     _chunked: bool = False
     _trailing: bool = False
+    _returned: bool = False
+    """Whether the text ended with a CR: a LF that comes next is of the same line's end."""
 
     @property
     def streams(self) -> bool:
         """Whether the body is server-sent events."""
-        return self.headers.get("content-type", "").startswith("text/event-stream")
+        return self.headers.get("content-type", "").lower().startswith("text/event-stream")
 
     def feed(self, data: bytes) -> list[bytes]:
         """Takes bytes; gives the data of each event that is whole now. Raises `Malformed`."""
         self._raw += data
-        if self.status is None and not self._head():
-            return []
+        while self.status is None:
+            if not self._head():
+                return []
         fresh = bytearray()
         while not self.done and self._some(fresh):
             pass
@@ -101,11 +104,17 @@ class Response:
         first, self.headers = head_of(bytes(self._raw[:end]))
         del self._raw[: end + 4]
         version, _, rest = first.partition(" ")
-        if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+        if not version.startswith("HTTP/1.") or not (rest[:3].isascii() and rest[:3].isdigit()):  # "²" is a digit
             raise Malformed("no HTTP/1.1 response")
-        self.status = int(rest[:3])
+        status = int(rest[:3])
+        if 100 <= status < 200:  # an interim one: the response follows
+            self.headers = {}
+            return True
+        self.status = status
         self._chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
-        if self._chunked:
+        if status in (204, 304):  # which have no body, and say no length of it
+            self._chunked, self._left, self.done = False, 0, True
+        elif self._chunked:
             self._left = None
         elif "content-length" in self.headers:
             self._left = length_of(self.headers, BODY)
@@ -147,20 +156,27 @@ class Response:
             if self._left == 0:
                 self._trailing, self._left = True, None
             return True
-        if len(self._raw) < self._left + 2:
+        # What is there of a chunk is not kept until its end: events that lie in one have their own time.
+        take = min(len(self._raw), self._left)
+        fresh += self._raw[:take]
+        del self._raw[:take]
+        self._left -= take
+        if self._left or len(self._raw) < 2:
             return False
-        if self._raw[self._left : self._left + 2] != b"\r\n":
+        if self._raw[:2] != b"\r\n":
             raise Malformed("a chunk does not end where it says")
-        fresh += self._raw[: self._left]
-        del self._raw[: self._left + 2]
+        del self._raw[:2]
         self._left = None
         return True
 
     def _events(self, fresh: bytearray) -> list[bytes]:
-        if self._text.endswith(b"\r"):  # a CRLF that was cut between two reads
-            del self._text[-1:]
-            fresh[:0] = b"\r"
-        self._text += fresh.replace(b"\r\n", b"\n") if b"\r" in fresh else fresh
+        if self._returned and fresh.startswith(b"\n"):  # a CRLF that was cut between two reads
+            del fresh[:1]
+            self._returned = False
+        if fresh:
+            self._returned = fresh.endswith(b"\r")
+        # Lines end with CRLF, LF or CR.
+        self._text += fresh.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in fresh else fresh
         if len(self._text) > BODY:
             raise Malformed("an event is too large")
         if b"\n\n" not in self._text:

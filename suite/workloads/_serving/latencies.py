@@ -9,6 +9,7 @@ text, e end of the stream; N tokens by the server's own count.
 * end to end: e − s, and e − q.
 * goodput: requests of the window that meet all limits, over the window's length; what failed is a miss, and so is
   an answer whose server did not count its tokens: what is not known never meets a limit.
+* rates: what came after the moment that opened the window, over its length.
 * percentiles: nearest rank; p99 of at least 500 only.
 """
 
@@ -25,6 +26,8 @@ from .messages import Seen
 MS = 1e-6
 ENOUGH = 500
 """Requests that a 99th percentile takes at the least."""
+WAITED = ("timeout", "unsent")
+"""Ends of requests that were waiting when their client gave up."""
 MISSED = 0.01
 """Share of requests that may miss a limit: what is limited are 99th percentiles."""
 
@@ -81,6 +84,12 @@ class Window:
         """Whether a stamp lies in it."""
         return stamp is not None and self.opens <= stamp <= self.closes
 
+    def adds(self, stamp: int | None) -> bool:
+        """Whether what happened then counts over its length. What opened it does not: ten a second are ten after
+        the first, and not eleven, in a window from one of them to another a second later.
+        """
+        return stamp is not None and self.opens < stamp <= self.closes
+
 
 def opened(requests: int) -> int:
     """Requests of an open load that its window holds."""
@@ -109,6 +118,13 @@ def window(seen: Sequence[Seen], users: dict[int, int] | None) -> Window | None:
             return None
         found = Window(max(min(x) for x in ends), min(max(x) for x in ends))
     return found if found.closes > found.opens else None
+
+
+def waiting(seen: Sequence[Seen]) -> list[Seen]:
+    """Those that a backlog is of. A request that was refused, or whose answer broke, has no end and waits no more:
+    with it a server that refuses some would look as if it could not follow.
+    """
+    return [x for x in seen if x.end is not None or x.outcome in WAITED]
 
 
 def backlog(seen: Sequence[Seen], window: Window, looks: int = 20) -> list[int]:
@@ -159,7 +175,7 @@ def tokens_within(seen: Iterable[Seen], window: Window) -> float:
     total = 0.0
     for x in seen:
         each: Sequence[float] = x.sizes or [(x.tokens or 0) / max(1, len(x.chunks))] * len(x.chunks)
-        total += sum(size for stamp, size in zip(x.chunks, each, strict=True) if window.holds(stamp))
+        total += sum(size for stamp, size in zip(x.chunks, each, strict=True) if window.adds(stamp))
     return total
 
 

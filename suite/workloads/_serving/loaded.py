@@ -60,14 +60,15 @@ def figures(found: Loaded, limits: tuple[float, float] | None) -> dict[str, tupl
     if len(well) >= latencies.ENOUGH and pooled:
         values["itl_p99"] = [latencies.nearest_rank(pooled, 99)]
     values["itl"] = latencies.thinned(pooled, GAPS_KEPT)
-    ended = [x for x in found.seen if x.outcome == "ok" and window.holds(x.end)]
+    ended = [x for x in found.seen if x.outcome == "ok" and window.adds(x.end)]
     values["served_per_s"] = [len(ended) / window.seconds]
     values["output_per_s"] = [latencies.tokens_within(found.seen, window) / window.seconds]
     if limits is not None:
-        values["goodput"] = [sum(latencies.meets(x, limits) for x in found.counted) / window.seconds]
+        met = [x for x in found.counted if window.adds(x.scheduled) and latencies.meets(x, limits)]
+        values["goodput"] = [len(met) / window.seconds]
     values["failed"] = [sum(x.outcome != "ok" for x in found.seen) / len(found.seen)]
     if not found.wanted.users:
-        counts = latencies.backlog(found.seen, window)
+        counts = latencies.backlog(latencies.waiting(found.seen), window)
         values["backlog"] = [float(x) for x in counts]
         step = window.seconds / (len(counts) - 1)
         values["backlog_at"] = [i * step for i in range(len(counts))]
@@ -90,7 +91,7 @@ def remarks(found: Loaded, checked: bool) -> tuple[str, ...]:
     if uncounted := sum(x.tokens is None for x in found.well):
         said.append(
             f"the server did not count the tokens of {uncounted} of {len(found.well)} answers: "
-            "no time a token of them, and none of them meets a limit"
+            "no time a token of them, none of them meets a limit, and output tokens/s are without theirs"
         )
     if found.wanted.lengths == "turns":
         said.append(

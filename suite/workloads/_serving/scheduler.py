@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 WAITING = 4096
 """Requests that may wait; one more is refused with 429."""
+COLDEST = 1e-20
+"""The lowest temperature that logits are divided by: by less they overflow, and infinite ones have no shares."""
 
 
 @dataclass(eq=False)
@@ -139,7 +141,7 @@ class Scheduler:
             if x.wanted.temperature:
                 if x.generator is None:
                     x.generator = torch.Generator().manual_seed(x.wanted.seed % (1 << 63))
-                shares = (given.logits[i].float().cpu() / x.wanted.temperature).softmax(-1)
+                shares = (given.logits[i].float().cpu() / max(x.wanted.temperature, COLDEST)).softmax(-1)
                 found[i] = int(torch.multinomial(shares, 1, generator=x.generator))
         return found
 

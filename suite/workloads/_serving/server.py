@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SLOW_S = 30.0
 """How long a head or a body may take to come."""
+LINGER_S = 5.0
+"""How long what is left of a refused request is read, and thrown away."""
 REASONS = {
     200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large",
     429: "Too Many Requests", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
@@ -95,26 +97,38 @@ class Server:
         except Refused as refused:  # where this request ends is not known
             self._send(writer, refused.status, refused.body(), keep=False)
             await writer.drain()
+            await self._rest(reader, writer)
             return False
         keep = headers.get("connection", "").lower() != "close"
         try:
-            await self._routed(method, path, headers, body, writer, keep)
+            await self._routed(method, path, headers, body, reader, writer, keep)
         except Refused as refused:
-            self._send(writer, refused.status, refused.body(), keep)
+            # The answer to a HEAD has no body: one would be taken for the next answer.
+            self._send(writer, refused.status, b"" if method == "HEAD" else refused.body(), keep)
         await writer.drain()
         return keep
+
+    async def _rest(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Reads what still comes of a refused request. A connection that is closed before is reset, and the other
+        side, which is still writing, never sees why.
+        """
+        with contextlib.suppress(OSError):  # the other side is gone already
+            writer.write_eof()
+        async with asyncio.timeout(LINGER_S):
+            while await reader.read(HEAD):
+                pass
 
     async def _request(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[str, str, dict[str, str], bytes]:
         """Reads one request. Raises `Refused` for what is none."""
+        begun = await reader.readexactly(1)  # a connection may be idle for as long as it likes
         try:
-            raw = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(SLOW_S):
+                raw = begun + await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             raise Refused(431, f"the head is longer than {HEAD} bytes") from None
-        except asyncio.IncompleteReadError as end:
-            if not end.partial:
-                raise
+        except asyncio.IncompleteReadError:
             raise Refused(400, "the connection ended within a head") from None
         try:
             first, headers = head_of(raw[:-4])
@@ -141,6 +155,7 @@ class Server:
         path: str,
         headers: dict[str, str],
         body: bytes,
+        reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         keep: bool,
     ) -> None:
@@ -162,13 +177,15 @@ class Server:
             return
         spec = self.spec
         wanted = parse(body, "chat" in path, spec.model, spec.vocabulary, spec.longest)
-        await posts[path](wanted, headers.get("x-request-id", "")[:64], writer, keep)
+        await posts[path](wanted, headers.get("x-request-id", "")[:64], reader, writer, keep)
 
     def _models(self) -> object:
         one = {"id": self.spec.model, "object": "model", "created": self.created, "owned_by": "kernelmark"}
         return {"object": "list", "data": [one]}
 
-    async def _answer(self, wanted: Wanted, number: str, writer: asyncio.StreamWriter, keep: bool) -> None:
+    async def _answer(
+        self, wanted: Wanted, number: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keep: bool
+    ) -> None:
         came = time.monotonic_ns()
         self.count += 1
         answer = Answer(wanted, f"cmpl-{self.count}", self.spec.model, int(time.time()))
@@ -181,6 +198,10 @@ class Server:
                 while finish is None:
                     more, finish = await tokens.next()
                     all_ += more
+                    # Nothing is written before the end, by which one who left would be known. Who closes its side
+                    # alone is taken for one who left, as by other servers: others wait for the engine.
+                    if reader.at_eof():
+                        raise ConnectionAbortedError("the client left")
                 self._send(writer, 200, answer.whole(all_, finish), keep)
         finally:
             tokens.close()

@@ -7,6 +7,7 @@ the formats' documentation.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +183,43 @@ def test_files_that_the_tools_wrote() -> None:
     assert len(found["rate=inf/s concurrency=2 itl"]) == 9
 
 
+def test_requests_that_failed_without_a_reason(altered: Callable[..., Path]) -> None:
+    """vLLM's client then writes an empty error, no tokens, and 0 s to the first of them."""
+    every = {x.case.name: x.primary for x in only(made("vllm-bench", [EXAMPLES / FILES["vllm-bench"]])).records}
+    path = altered("vllm-bench", [0, *[16] * 2], "output_lens")
+    found = {x.case.name: x.primary for x in only(made("vllm-bench", [path])).records}
+    for name, values in every.items():
+        if "itl" not in name:
+            assert found[name] == values[1:]
+
+
+def test_answers_in_one_piece_have_no_gaps(altered: Callable[..., Path]) -> None:
+    records = only(made("vllm-bench", [altered("vllm-bench", [[], [], []], "itls")])).records
+    assert [x.reason for x in records if not x.primary] == ["no answer came in more than one piece"]
+
+
+def test_what_no_journal_can_hold(altered: Callable[..., Path]) -> None:
+    """Half of a surrogate pair, which JSON can name and UTF-8 cannot."""
+    for form, *place in (("vllm-bench", "model_id"), ("guidellm", "metadata", "guidellm_version")):
+        journal = only(made(form, [altered(form, "m\ud800", *place)]))
+        assert b"m?" in encode(journal.header)
+        assert all(encode(x) for x in journal.records)
+
+
+@pytest.mark.parametrize(
+    ("form", "file", "when"),
+    [("guidellm", "guidellm.json", "2026-11-22T22:06:54"), ("aiperf", "aiperf.jsonl", "2026-11-22T22:09:13")],
+)
+def test_a_copy_of_a_file_is_the_same_run(tmp_path: Path, form: str, file: str, when: str) -> None:
+    """Both files say when requests began; when the file was written is another matter."""
+    copy = tmp_path / file
+    copy.write_bytes((EXAMPLES / "measured" / file).read_bytes())
+    os.utime(copy, (1e9, 1e9))
+    header = only(made(form, [copy])).header
+    assert header.created == f"{when}+00:00"
+    assert header.run == only(made(form, [EXAMPLES / "measured" / file])).header.run
+
+
 def test_nvbench() -> None:
     found = samples("nvbench")
     assert found["copy Device=0 Elements=2^20"] == pytest.approx((12.5e-3, 12.25e-3, 12.75e-3, 12.5e-3))
@@ -214,6 +252,9 @@ def test_nvbench() -> None:
         ),
         ("google-benchmark", ..., ("benchmarks", 1, "real_time"), r"benchmarks\[1\]: no field 'real_time'"),
         ("google-benchmark", ..., ("context",), r"no field 'context'"),
+        ("vllm-bench", [0.1], ("ttfts",), r"not equally long: errors 3, ttfts 1, itls 3, output_lens 3"),
+        ("vllm-bench", 1e306, ("ttfts", 0), r"ttfts\[0\]: 1e\+306 is too long for a time"),
+        ("vllm-bench", "0001-01-01T00:00:00+14:00", ("date",), r"is no ISO 8601 time"),
         ("nvbench", None, ("benchmarks", 0, "states", 0, "name"), r"states\[0\]: no field 'name'"),
         (
             "nvbench",

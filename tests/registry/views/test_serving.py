@@ -104,6 +104,12 @@ def test_what_logarithms_do_not_take_is_not_drawn(run: Any) -> None:
     assert [x.partition(":")[0] for x in tips] == ["kernelmark, 8 requests/s"]
 
 
+def test_of_rows_that_are_left_out_nothing_is_drawn(run: Any) -> None:
+    """As of `kernelmark report RUN --implementation torch`: the run's spreads are of all its rows."""
+    found = [x for x in rows(run) if x.implementation == "torch"]
+    assert pictures(found, spreads(run), palette(found)).implementations == ("torch",)
+
+
 def test_the_front_is_what_nothing_is_better_than() -> None:
     assert best([(1, 5), (2, 4), (2, 3), (3, 4), (4, 1), (1, 4)]) == [(1, 5), (3, 4), (4, 1)]
     assert best([]) == []

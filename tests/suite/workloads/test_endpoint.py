@@ -8,12 +8,13 @@ import http.client
 import importlib.util
 import json
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
-from kernelmark.registry.store.record import Case, baseline
+from kernelmark.registry.store.record import Case, Measurement, baseline
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.session import Session
@@ -182,6 +183,52 @@ def test_nothing_is_asked_before_its_price_is_bounded(
     session = Session(Cpu(), 1, 0, Sampling(), Stages())
     with pytest.raises(NotImplementedError, match=message):
         endpoint.measure(a_case(), Real(), session, None)
+
+
+class Scripted(Plain):
+    """Answers of two chunks 20 ms apart, with such usage."""
+
+    def __init__(self, usage: dict[str, int]) -> None:
+        self.usage = usage
+
+    def ask(self, model: str, prompt: str, output: int) -> Iterator[dict[str, Any]]:
+        yield {"text": "a"}
+        time.sleep(0.02)
+        yield {"text": "b"}
+        yield {"end": True, "usage": self.usage}
+
+
+def summary(usage: dict[str, int], **caps: str) -> Measurement:
+    most = endpoint.caps(PERMITTED | caps)
+    found = endpoint.all_of(Scripted(usage), "m", a_case(requests=4, users=1), 3, most)
+    return endpoint.summarize(found, most, 4)
+
+
+def test_what_was_thought_in_silence_came_in_no_chunk() -> None:
+    shown = summary({"prompt": 5, "output": 102, "reasoning": 100})
+    assert min(shown.samples["answer_tpot"]) >= 20
+    assert shown.samples["answer_tokens"] == (102.0,) * 3
+    assert "answer_tpot" not in summary({"prompt": 5, "output": 100, "reasoning": 100}).samples
+
+
+def test_an_error_within_an_answer_is_no_http_200() -> None:
+    """As Anthropic's SDK raises one that comes as the first event: with the status of the stream."""
+    assert endpoint.outcome(Status(200, "overloaded"), False) == "error"
+    assert endpoint.outcome(Status(200, "overloaded"), True) == "cut"
+    assert endpoint.outcome(Status(529, "overloaded"), False) == "http 529"
+
+
+def test_what_was_spent_is_known_or_not_said() -> None:
+    assert summary({"prompt": 5, "output": 2}).samples["spent"] == (pytest.approx(4 * 9e-6),)
+    found = summary({})
+    assert "spent" not in found.samples
+    assert "what was spent is not known" in found.remarks[0]
+
+
+def test_what_a_cap_left_out_is_said() -> None:
+    found = summary({"prompt": 5, "output": 2000}, **{endpoint.CAPS: "requests=4,tokens=4000,usd=1"})
+    assert len(found.samples["answer"]) == 1
+    assert found.remarks == ("a cap was reached: 2 of 4 requests were not asked (KERNELMARK_ENDPOINT_CAPS)",)
 
 
 def test_a_fake_is_nobodys_baseline() -> None:

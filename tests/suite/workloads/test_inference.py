@@ -80,9 +80,33 @@ class Blind(PartsPasses):
         return found
 
 
+class Tires(PartsPasses):
+    """Computes nothing any more after some passes: those that are checked first, or all that are timed alone."""
+
+    count, passes = 0, 10
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        if self.count <= self.passes:
+            self.kept = super().__call__(tokens)
+        return self.kept if self.count <= self.passes else 0 * self.kept
+
+
+class TiresInTheQueue(Tires):
+    """The first pass, three at least to warm up, eight in the window, then those in a queue."""
+
+    passes = 12
+
+    def load(self, *arguments: Any) -> None:
+        super().load(*arguments)
+        self.count = 0
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (Tires, "the last pass of the timed window: logits are off"),
+        (TiresInTheQueue, "the last of the queued passes: logits are off"),
         (Stale, "a random pass of the timed window: logits are off"),
         (Blind, "the first pass: logits are off by nan"),
     ],
@@ -209,6 +233,20 @@ class Guesses(PartsGenerates):
         return found if self.count == 1 else (found + 7) % 512
 
 
+class Tired(PartsGenerates):
+    """Gives zeros at once after some generations."""
+
+    count = 0
+
+    def generate(self, prompt: torch.Tensor, N: int, stamp: Callable[[], None]) -> torch.Tensor:
+        self.count += 1
+        if self.count <= 5:
+            return super().generate(prompt, N, stamp)
+        for _ in range(N):
+            stamp()
+        return torch.zeros(len(prompt), N, dtype=torch.int64)
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -222,6 +260,15 @@ def test_a_wrong_generation_has_no_time(
 ) -> None:
     with pytest.raises(Incorrect, match=message):
         generated(a_generation(), kind(Assembly(TORCH, catalog), 16))
+
+
+def test_who_tires_has_no_time(catalog: Catalog) -> None:
+    """A generation of two tokens is one step: the window has eight, of which the first three are right."""
+    eight = Sampling(min_samples=8, max_samples=8, min_seconds=0, max_seconds=60, warmup_s=0)
+    given = Session(Cpu(), 11, 0, eight, Stages())
+    case = generate.WORKLOAD.case({"B": 3, "S": 20, "N": 2}, "fp32", "program", model="llama-tiny", page=16)
+    with pytest.raises(Incorrect, match=r"(the last|a random) generation of the timed window: the logit of a"):
+        generate.measure(case, Tired(Assembly(TORCH, catalog), 16), given, generate.prepare(case, given))
 
 
 class Wavers(PartsGenerates):

@@ -166,6 +166,12 @@ def test_answers_do_not_depend_on_company(catalog: Catalog) -> None:
     assert together(engine(catalog), warm) == together(engine(catalog), warm)
 
 
+def test_a_temperature_next_to_zero_ends_no_engine(catalog: Catalog) -> None:
+    """Logits over a temperature that small are infinite, and infinite ones have no shares to draw by."""
+    greedy = together(engine(catalog), [wanted(1, 2, 3)])
+    assert together(engine(catalog), [wanted(1, 2, 3, temperature=5e-324)]) == greedy
+
+
 def test_an_engine_that_fails_tells_all(catalog: Catalog) -> None:
     e = engine(catalog)
     e.decode = lambda tokens, rows: 1 / 0  # type: ignore[method-assign,assignment]

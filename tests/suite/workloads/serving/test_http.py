@@ -41,6 +41,36 @@ def test_a_body_with_a_length_and_one_to_the_end() -> None:
     assert open_end.done
 
 
+def test_events_within_a_chunk_are_there_when_they_came() -> None:
+    """Where chunks begin and end says nothing of events: a proxy may put many into one."""
+    response = Response()
+    assert response.feed(HEAD + b"12\r\ndata: 1\n\n") == [b"1"]
+    assert response.feed(b"data: 2\n") == []
+    assert response.feed(b"\n") == [b"2"]
+    assert response.feed(b"\r") == []
+    assert response.feed(b"\n0\r\n\r\n") == []
+    assert response.done
+
+
+def test_lines_end_with_a_return_too() -> None:
+    response = Response()
+    response.feed(b"HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream\r\n\r\n")
+    assert response.feed(b"data: one\r\r") == [b"one"]
+    assert response.feed(b"data: two\r") == []
+    assert response.feed(b"\n\ndata: three\n\r\n") == [b"two", b"three"]
+
+
+def test_interim_responses_and_those_without_a_body() -> None:
+    response = Response()
+    assert response.feed(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n") == []
+    assert not response.done
+    assert response.feed(STREAM) == [b'{"a": 1}', b"two", b"[DONE]"]
+    assert (response.status, response.done) == (200, True)
+    none = Response()
+    none.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert (none.status, none.done) == (204, True)
+
+
 def test_a_stream_that_is_cut() -> None:
     response = Response()
     response.feed(STREAM[:-30])
@@ -49,7 +79,15 @@ def test_a_stream_that_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"SSH-2.0-x\r\n\r\n", HEAD + b"zz\r\n", HEAD + b"-5\r\n", HEAD + b"1\r\nabc", b"x" * 40_000]
+    "raw",
+    [
+        b"HTTP/1.1 2\xb20 OK\r\n\r\n",
+        b"SSH-2.0-x\r\n\r\n",
+        HEAD + b"zz\r\n",
+        HEAD + b"-5\r\n",
+        HEAD + b"1\r\nabc",
+        b"x" * 40_000,
+    ],
 )
 def test_what_is_no_response(raw: bytes) -> None:
     with pytest.raises(Malformed):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from kernelmark.suite.workloads._serving import latencies as of
 from kernelmark.suite.workloads._serving.client import read
+from kernelmark.suite.workloads._serving.load import Load
+from kernelmark.suite.workloads._serving.loaded import Loaded, figures
 from kernelmark.suite.workloads._serving.messages import Seen
 
 MS = 1_000_000
@@ -85,6 +87,16 @@ def test_a_backlog_that_grows_is_saturation() -> None:
         assert of.saturated(rows, window) is expected, service
 
 
+def test_who_was_refused_waits_no_longer() -> None:
+    rows = arriving(1000, 100.0, 20.0)
+    window = of.window(rows, None)
+    assert window is not None
+    for outcome, expected in (("refused", False), ("malformed", False), ("timeout", True)):
+        for x in rows[::10]:
+            x.outcome, x.end = outcome, None
+        assert of.saturated(of.waiting(rows), window) is expected, outcome
+
+
 def test_goodput_counts_what_failed_as_missed() -> None:
     good = seen(chunks=(10, 20), e=21, tokens=2)
     late = seen(chunks=(100, 110), e=111, tokens=2)
@@ -102,6 +114,21 @@ def test_tokens_of_the_window() -> None:
     even = seen(chunks=(5, 15, 25), e=26, tokens=6)
     assert of.tokens_within([sized], window) == 5
     assert of.tokens_within([even], window) == 2
+
+
+@pytest.mark.parametrize("users", [0, 1])
+@pytest.mark.parametrize("requests", [10, 600])
+def test_ten_a_second_are_ten_a_second(users: int, requests: int) -> None:
+    """What opens a window is not of it: with ten requests it would make a rate a tenth too high."""
+    rows = [
+        seen(i, s=100 * i, q=100 * i, chunks=(100 * i + 99,), e=100 * i + 99, tokens=1) for i in range(requests)
+    ]
+    window = of.window(rows, {x.number: 0 for x in rows} if users else None)
+    assert window is not None
+    wanted = Load("closed" if users else "constant", 0 if users else 10, users, requests, 1, 1, "fixed", 9)
+    found = figures(Loaded(wanted, (), rows, window, 0, [], False), (100, 100))
+    for name in ("served_per_s", "output_per_s", "goodput"):
+        assert found[name] == (pytest.approx(10),), name
 
 
 def test_thinned_by_rule() -> None:
@@ -130,6 +157,11 @@ def test_a_stream_is_read() -> None:
     broken = Seen(0, 0, outcome="ok")
     read(broken, [(4, b'{"choices": 3}')])
     assert broken.outcome == "malformed"
+    # Text without a count, text with one, then no event: chunks whose sizes are not all known have none.
+    half = Seen(0, 0, outcome="ok")
+    read(half, [(4, event("a")), (5, event("b", 2)), (6, b'{"choices": 3}')])
+    assert (half.outcome, half.chunks, half.sizes) == ("malformed", [4, 5], [])
+    assert of.tokens_within([half], of.Window(0, 9)) == 2
     told = Seen(0, 0, outcome="ok")
     read(told, [(4, b'{"error": {"message": "no"}}')])
     assert told.outcome == "error"

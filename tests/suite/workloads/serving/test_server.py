@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -137,6 +138,84 @@ def test_malformed_requests_end_in_errors_of_the_protocol(quick: Running) -> Non
     assert quick.last_line() == "", "something was printed to standard error"
 
 
+def test_who_still_writes_sees_why_a_request_is_refused(quick: Running) -> None:
+    """A connection that is closed with bytes unread is reset, and the answer with it."""
+    import http.client
+
+    for body, headers, status in ((b"x" * (20 << 20), {}, 413), (b"", {"x": "y" * (1 << 20)}, 431)):
+        connection = http.client.HTTPConnection(quick.host, quick.port, timeout=10)
+        connection.request("POST", "/v1/completions", body, headers)
+        assert connection.getresponse().status == status
+        connection.close()
+
+
+def test_the_answer_to_a_head_has_no_body(quick: Running) -> None:
+    with socket.create_connection((quick.host, quick.port), 10) as connection:
+        connection.sendall(b"HEAD /health HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+        raw = b""
+        while data := connection.recv(1 << 16):
+            raw += data
+    head, _, rest = raw.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 405 ")
+    assert rest.startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_head_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle connection is kept; one that has begun a request and does not go on is closed."""
+    from kernelmark.suite.workloads._serving import planted as backend
+    from kernelmark.suite.workloads._serving import server
+
+    monkeypatch.setattr(server, "SLOW_S", 0.1)
+
+    async def ended(sent: bytes) -> bool:
+        plan = backend.PlantedBackend(Planted())
+        listening, port = await server.Server(Spec("m", 10, 10), plan).listen()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        try:
+            await asyncio.wait_for(reader.read(), 0.3)
+        except TimeoutError:
+            return False
+        finally:
+            writer.close()
+            listening.close()
+        return True
+
+    assert asyncio.run(ended(b"GET /hea"))
+    assert not asyncio.run(ended(b""))
+
+
+def test_who_leaves_holds_no_place_of_the_engine() -> None:
+    """Of a whole answer nothing is written before its end, which would never come here."""
+    from kernelmark.suite.workloads._serving.server import Server
+
+    class Endless:
+        closed = asyncio.Event()
+
+        async def open(self, wanted: object, number: str) -> Endless:
+            return self
+
+        async def next(self) -> tuple[list[int], str | None]:
+            await asyncio.sleep(0.01)
+            return [1], None
+
+        def close(self) -> None:
+            self.closed.set()
+
+    async def leaves() -> None:
+        listening, port = await Server(Spec("m", 10, 10), Endless()).listen()
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = b'{"model": "m", "prompt": [1], "max_tokens": 5}'
+        writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        await asyncio.sleep(0.1)
+        assert not Endless.closed.is_set()
+        writer.close()
+        await asyncio.wait_for(Endless.closed.wait(), 5)
+        listening.close()
+
+    asyncio.run(leaves())
+
+
 def test_nothing_listens_but_on_the_loopback(quick: Running) -> None:
     port = f"{quick.port:04X}"
     with open("/proc/net/tcp") as table:
@@ -156,6 +235,17 @@ def test_a_server_that_does_not_start_says_why() -> None:
 def test_only_servers_of_this_machine(url: str) -> None:
     with pytest.raises(InputError, match="this machine"):
         children.loopback(url)
+
+
+@pytest.mark.parametrize("said", [b"{}", b"[]", b'{"data": []}', b'{"data": [{"id": null}]}', b"<html>", b""])
+def test_a_server_without_a_list_of_models(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(running: Running, path: str) -> object:
+        return msgspec.json.decode(said)
+
+    monkeypatch.setattr(Running, "get", get)
+    system = openai_compatible.Server("http://127.0.0.1:1")
+    with pytest.raises(children.ServerFailed, match=r"^http://127.0.0.1:1/v1/models has no list of models"):
+        serve.start(system, cast("serve.Order", None))
 
 
 def test_a_server_that_is_there_already_is_asked_by_its_url(
