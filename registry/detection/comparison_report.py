@@ -58,5 +58,11 @@ class ComparisonReport(msgspec.Struct, frozen=True):
 
     @property
     def headline(self) -> str:
-        """The exit code in words."""
-        return HEADLINES[self.exit_code]
+        """The exit code in words; where `--fail-on` parts it from what was found, both."""
+        code, found = self.exit_code, {x.kind for x in self.progress.verdicts}
+        if code == 0 and "regression" in found:
+            return "Regression found, which does not fail"
+        flagged = any(y.metric in self.fails for x in self.progress.verdicts for y in x.flags)
+        if code == 1 and "regression" not in found and not flagged:
+            return "Change found that fails"
+        return HEADLINES[code]

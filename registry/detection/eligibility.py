@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..figures import percent
+from ..store.metric import Equivalence
 from ..store.record import SLOWED
 from .comparison import Comparison, Options, Side
 from .verdict import Kind, Mode
@@ -21,10 +22,20 @@ def usable(value: float) -> bool:
     return math.isfinite(value) and value > 0
 
 
+def by_difference(comparison: Comparison) -> bool:
+    """Whether the primary metric is judged by differences: these take no logarithm, and an accuracy may be 0."""
+    return isinstance(comparison.metric.judged, Equivalence)
+
+
+def value_of(comparison: Comparison, value: float) -> bool:
+    """Whether a number can be a value of the row's primary metric."""
+    return math.isfinite(value) if by_difference(comparison) else usable(value)
+
+
 def pairs(comparison: Comparison) -> int:
-    """Number of pairs in which both processes have a usable median."""
+    """Number of pairs in which both processes have a usable value."""
     both = zip(comparison.base.medians, comparison.current.medians, strict=False)
-    return sum(usable(b) and usable(c) for b, c in both)
+    return sum(value_of(comparison, b) and value_of(comparison, c) for b, c in both)
 
 
 def exclusion(comparison: Comparison, mode: Mode, options: Options) -> tuple[Kind, str] | None:
@@ -83,7 +94,8 @@ def _too_little(comparison: Comparison, mode: Mode, options: Options) -> tuple[K
         if good < MINIMUM_PAIRS:
             return "inconclusive", f"{_of(good, made, 'pairs')} usable, at least {MINIMUM_PAIRS} needed"
         return None
-    made, good = len(comparison.current.medians), sum(map(usable, comparison.current.medians))
+    medians = comparison.current.medians
+    made, good = len(medians), sum(value_of(comparison, x) for x in medians)
     if good < options.minimum_processes:
         return (
             "inconclusive",
@@ -105,15 +117,14 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
     out = list(comparison.notes)
     for name, side in (("baseline", comparison.base), ("current", comparison.current)):
         if side.status == "ok":
-            bad = sum(not usable(x) for x in side.medians) - sum(side.failures.values())
+            bad = sum(not value_of(comparison, x) for x in side.medians) - sum(side.failures.values())
             if bad > 0:
-                out.append(
-                    f"{name}: {bad} of {len(side.medians)} processes gave no usable time (none, NaN, 0 or below)"
-                )
+                what = "value (none, NaN)" if by_difference(comparison) else "time (none, NaN, 0 or below)"
+                out.append(f"{name}: {bad} of {len(side.medians)} processes gave no usable {what}")
             out.extend(
                 f"{name}: {status} in {n} of {len(side.medians)} processes" for status, n in side.failures.items()
             )
-            if _constant(side.medians):
+            if _constant(side.medians) and not by_difference(comparison):
                 out.append(
                     f"{name}: all processes gave the same time; the timer's resolution is taken as the spread"
                 )

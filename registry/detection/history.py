@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from ..analysis.statistics import geometric_mean
 from ..store.index import Entry
 from ..store.journal import read_header
+from ..store.metric import LATENCY, Better
 from ..store.processes import Processes
 from ..store.record import PROVIDER, Header, Key
 from .changepoints import ChangePoint, Dated, change_points, of_the_machine
@@ -28,7 +29,7 @@ RUNS = 200
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A commit's time: the geometric mean over its runs of their process means, in ms."""
+    """A commit's value: the geometric mean over its runs of their process means, in ms or its series' unit."""
 
     commit: str
     created: str
@@ -44,6 +45,8 @@ class Series(msgspec.Struct, frozen=True):
     points: tuple[Point, ...]
     changes: tuple[ChangePoint, ...]
     provider: str = ""
+    unit: str = LATENCY.unit
+    better: Better = LATENCY.better
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -111,7 +114,9 @@ class OperatorHistory:
             "series": [
                 {
                     **msgspec.to_builtins(x.key),
-                    "points": msgspec.to_builtins(x.points),
+                    "unit": x.unit,
+                    "better": x.better,
+                    "points": [_told(y, x.unit) for y in x.points],
                     "change_points": [
                         {"commit": x.points[y.index].commit, **msgspec.to_builtins(y)} for y in x.changes
                     ],
@@ -119,6 +124,27 @@ class OperatorHistory:
                 for x in self.series
             ],
         }
+
+
+def _told(point: Point, unit: str) -> dict[str, Any]:
+    """For machines: what is no time is no `ms`."""
+    out: dict[str, Any] = msgspec.to_builtins(point)
+    return {("value" if name == "ms" and unit != "ms" else name): value for name, value in out.items()}
+
+
+def measured_in(history: OperatorHistory, newest: Path) -> OperatorHistory:
+    """The same with what each row's primary metric is measured in, as its newest run's header says it."""
+    header = _header(newest)
+    if header is None:
+        return history
+    known = {x.name: x for x in (LATENCY, *header.metrics)}
+    mine = [x for x in header.request.cases if x.operator == history.operator and x.primary in known]
+    by_case = {x.name: known[x.primary] for x in mine}
+    usual = next(iter(by_case.values()), LATENCY)  # of a case that the newest run is without
+    metrics = [by_case.get(x.key.case, usual) for x in history.series]
+    series = zip(history.series, metrics, strict=True)
+    told = tuple(msgspec.structs.replace(x, unit=y.unit, better=y.better) for x, y in series)
+    return replace(history, series=told)
 
 
 Runs: TypeAlias = list[tuple[Entry, dict[Key, Mean]]]

@@ -99,7 +99,7 @@ def _inequivalent(
     found = equivalent(base, current, rule, metric.better)
     if found.kind != "worse" or found.low is None or found.high is None:
         return None
-    before, now = median(_finite(base)), median(_finite(current))
+    before, now = (median(x for x in side if math.isfinite(x)) for side in (base, current))  # it may lie below 0
     return Flag(metric.name, before, now, f"{_named(metric)}: {found.reason}")
 
 

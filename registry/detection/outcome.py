@@ -14,7 +14,7 @@ from ..store.metric import Equivalence
 from ..store.record import Key
 from .assessment import Assessment
 from .comparison import Comparison, Noise, Options
-from .eligibility import notes, unchanged_runs, usable
+from .eligibility import notes, unchanged_runs, value_of
 from .equivalence import equivalent
 from .metrics import flags
 from .noise import Estimate
@@ -73,7 +73,7 @@ def excluded(row: Comparison, why: tuple[Kind, str], options: Options, mode: Mod
         metric=row.metric.name,
         unit=row.metric.unit,
         base_value=_base_value(row, mode, options),
-        current_value=_middle(row.current.medians),
+        current_value=_middle(row, row.current.medians),
         differing=row.differing,
         flags=flags(row) if kind in COMPARED else (),
         notes=notes(row),
@@ -104,7 +104,7 @@ def decided(
         metric=row.metric.name,
         unit=row.metric.unit,
         base_value=_base_value(row, mode, options),
-        current_value=_middle(row.current.medians),
+        current_value=_middle(row, row.current.medians),
         change=_ratio(seen.change[i]),
         low=_ratio(seen.low[i]),
         high=_ratio(seen.high[i]),
@@ -134,12 +134,12 @@ def speed(change: float) -> str:
 def _base_value(row: Comparison, mode: Mode, options: Options) -> float | None:
     if mode == "stored" and (mean := geometric_mean(unchanged_runs(row, options))) is not None:
         return mean
-    return _middle(row.base.medians)
+    return _middle(row, row.base.medians)
 
 
-def _middle(medians: Sequence[float]) -> float | None:
-    times = [x for x in medians if usable(x)]
-    return statistics.median(times) if times else None
+def _middle(row: Comparison, medians: Sequence[float]) -> float | None:
+    values = [x for x in medians if value_of(row, x)]
+    return statistics.median(values) if values else None
 
 
 def _ratio(log: float) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from filelock import FileLock
 
 from .. import figures
 from ..analysis.repeated import NOT_YET
@@ -36,6 +37,7 @@ from .timeline import Line, Measured, ordered, timelines
 
 HERE = Path(__file__).parent
 MEMORY = "site.db"
+LOCK = ".site.lock"
 ROOMS = ("operator", "scaling", "run", "data", "journals", "assets")
 """Folders of a site. What else lies in it is somebody's."""
 ASSETS = {
@@ -47,6 +49,8 @@ ASSETS = {
 }
 SPREADS = "spreads"
 """What the memory calls distributions of latencies: only journals have every request's."""
+DATA = "data"
+"""What the memory calls scripts of values that are written."""
 COPIED = "copy"
 """Journals are copied into the site."""
 
@@ -108,16 +112,17 @@ def build(
             "journals elsewhere first, or leave --fresh out."
         )
     site = _Site(output, settings, fresh, tell)
-    site.take_in(sources)
-    if not site.ledger.runs():
-        raise InputError("; ".join(["no journal could be read", *site.built.skipped[:5]]) + ".")
     collecting = gc.isenabled()
-    gc.disable()  # nothing of the 100,000 facts is ever part of a cycle, and looking for them takes long
     try:
+        site.take_in(sources)
+        if not site.ledger.runs():
+            raise InputError("; ".join(["no journal could be read", *site.built.skipped[:5]]) + ".")
+        gc.disable()  # nothing of the 100,000 facts is ever part of a cycle, and looking for them takes long
         site.write(expected, times)
     finally:
         if collecting:
             gc.enable()
+        site.lock.release()
     return site.built
 
 
@@ -129,15 +134,18 @@ class _Site:
         self.built = Built()
         if output.exists() and not output.is_dir():
             raise InputError(f"{output} is no folder; name one with --output.")
-        if output.is_dir() and any(output.iterdir()) and not (output / MEMORY).exists():
+        others = [x for x in output.iterdir() if x.name != LOCK] if output.is_dir() else []
+        if others and not (output / MEMORY).exists():
             raise InputError(f"{output} is not empty and holds no site; name another folder with --output.")
         output.mkdir(parents=True, exist_ok=True)
+        # Two jobs of one night may build the same site: the second waits, and finds what the first took in.
+        self.lock = FileLock(output / LOCK)
+        self.lock.acquire()
         if fresh:
             (output / MEMORY).unlink(missing_ok=True)
             for name in ROOMS:
                 shutil.rmtree(output / name, ignore_errors=True)
         self.ledger = Ledger(output / MEMORY)
-        self.taken_in: set[str] = set()
 
     def take_in(self, sources: Iterable[Path]) -> None:
         """Reads what was not read before. Pages of runs are written here: only journals have what is on them."""
@@ -176,7 +184,6 @@ class _Site:
                     copy = raw if path.suffix == ".gz" else gzip.compress(raw, mtime=0)
                     digests.add(hashlib.sha256(copy).hexdigest())
                     self._write(f"journals/{run.file}.jsonl.gz", copy)
-                self.taken_in.add(run.name)
                 self.built.added += run.name not in known
                 known.add(run.name)
                 spread = msgspec.msgpack.encode(serving.spreads(journal))
@@ -259,8 +266,11 @@ class _Site:
                 of_source.setdefault(data.source(run), []).append(run)
         for source, found in of_source.items():
             name = f"data/{data.source_file(*source)}.js"
-            if not self.taken_in.isdisjoint(x.name for x in found) or not (self.output / name).exists():
+            # By what the ledger holds and not by what this build took in: the one before may have been killed.
+            what, state = f"{DATA}\n{name}", self.ledger.state(x.name for x in found)
+            if self.ledger.remembered(what, state) is None or not (self.output / name).exists():
                 self._write(name, data.values((x, y) for x in found for y in self.ledger.of_run(x.name)))
+                self.ledger.remember([(what, state, b"")])
         by_source: dict[tuple[str, str], list[Measured]] = {}
         for run, fact in measured:
             if run.arm is None:

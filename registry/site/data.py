@@ -103,13 +103,15 @@ def values(measured: Iterable[Measured]) -> str:
     strings, order = Strings(), list(runs)
     rows = [_value(fact, strings, order.index(run.name)) for run, fact in newest.values()]
     about = [
-        {"file": x.file, "name": x.name, "each": x.rows_a_page, "conditions": x.conditions} for x in runs.values()
+        {"file": x.file, "name": x.name, "each": x.rows_a_page, "key": x.key, "conditions": x.conditions}
+        for x in runs.values()
     ]
     return f"kernelmark.take({inlined({'strings': strings.all(), 'runs': about, 'rows': rows})});\n"
 
 
 def _value(fact: Fact, strings: Strings, place: int) -> list[Any]:
     value, low, high, unit = fact.number or (0.0, None, None, "")
-    texts = (fact.operator, fact.case, fact.cache, fact.implementation, unit, fact.better, fact.key, fact.spec)
+    texts = [fact.operator, fact.case, fact.cache, fact.implementation, unit, fact.better, fact.key, fact.spec]
+    texts += [fact.version or "unknown", fact.timer or "unknown"]
     kind = 0 if fact.ours else 2 if fact.scale else 1
     return [*map(strings.place, texts), kind, _short(value), _short(low), _short(high), place, fact.place]

@@ -20,6 +20,23 @@ from .timeline import Measured
 DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for a formula at the beginning of a text."""
 
+FLAGS, COUNTS = ("dirty", "throttled"), ("processes",)
+NUMBERS = frozenset(
+    [
+        "value",
+        "low",
+        "high",
+        "limit",
+        "fraction_of_limit",
+        "speedup_vs_best_baseline",
+        "speedup_low",
+        "speedup_high",
+    ]
+)
+"""Columns of `rows.parquet` by their type. A metric's column, whose heading has a space, is of numbers; others are
+of texts. Values do not say it: a column may be empty for days before its first one.
+"""
+
 CHUNK = 1 << 24
 """Bytes of `rows.csv` that are rewritten at a time."""
 
@@ -191,9 +208,8 @@ def write_parquet(columns: Table, path: Path, append: bool = False) -> bool:
     arrays = []
     for name, found in columns.items():
         if before is not None and name not in before.column_names:
-            before = before.append_column(name, pyarrow.nulls(len(before), _type(found, pyarrow)))
-        kind = _type(found, pyarrow) if before is None else before.schema.field(name).type
-        arrays.append(_array(found, kind, pyarrow))
+            before = before.append_column(name, pyarrow.nulls(len(before), _type(name, pyarrow)))
+        arrays.append(_array(found, _type(name, pyarrow), pyarrow))
     every = pyarrow.table(arrays, names=list(columns))
     if before is not None:
         every = pyarrow.concat_tables([before, every]).unify_dictionaries().combine_chunks()
@@ -209,14 +225,14 @@ def _array(values: Sequence[Any], kind: Any, pyarrow: Any) -> Any:
     return pyarrow.array(_encodable(values), pyarrow.string()).dictionary_encode()
 
 
-def _type(values: Sequence[Any], pyarrow: Any) -> Any:
-    """The type of a column, by its first value; of one without values that of numbers, as most are."""
-    first = next((x for x in values if x is not None), 0.0)
-    if isinstance(first, bool):
+def _type(name: str, pyarrow: Any) -> Any:
+    """The type of a column."""
+    if name in FLAGS:
         return pyarrow.bool_()
-    if isinstance(first, int):
+    if name in COUNTS:
         return pyarrow.int64()
-    return pyarrow.dictionary(pyarrow.int32(), pyarrow.string()) if isinstance(first, str) else pyarrow.float64()
+    number = name in NUMBERS or " " in name
+    return pyarrow.float64() if number else pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 
 
 def _encodable(values: Sequence[Any]) -> Sequence[Any]:

@@ -47,6 +47,8 @@ class Run(msgspec.Struct, frozen=True):
     stage: int = 0
     arm: str | None = None
     partner: str | None = None
+    records: int = 0
+    """Measurements in its journal."""
     verifies: str | None = None
     """The run of which it measured some rows again."""
 
@@ -206,6 +208,7 @@ def run_of(journal: Journal, found: tuple[Fact, ...]) -> Run:
         stage=header.request.stage,
         arm=header.request.arm,
         partner=header.request.partner,
+        records=len(journal.records),
         verifies=header.request.verifies,
     )
 

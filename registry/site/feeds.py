@@ -122,8 +122,10 @@ def json_feed(found: Sequence[Event], title: str, site: str) -> bytes:
 
 
 def _value(line: Line, run: Run, offset: int) -> str:
-    place = next(i for i, (x, _) in enumerate(line.points) if x.name == run.name) + offset
-    number = line.points[max(place, 0)][1].number
+    # Among those of the run's key: between them may stand what another machine measured.
+    points = [x for x in line.points if x[0].key == run.key]
+    place = next(i for i, (x, _) in enumerate(points) if x.name == run.name) + offset
+    number = points[max(place, 0)][1].number
     return f"{figures.measured(number[0], number[3])} {number[3]}".strip() if number else figures.DASH
 
 

@@ -16,7 +16,7 @@ import msgspec
 from ..errors import InputError
 from .facts import Fact, Run
 
-LAYOUT = 5
+LAYOUT = 6
 """Raised when the tables or what is in them change."""
 DRAWN = 500
 """Newest runs of a row that pages are made of: older ones are in `rows.csv` and on their runs' pages."""
@@ -39,6 +39,10 @@ SELECT facts.run, facts.fact FROM rows CROSS JOIN facts ON facts.row = rows.id A
 _run_decoder = msgspec.msgpack.Decoder(Run)
 _fact_decoder = msgspec.msgpack.Decoder(Fact)
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def _size(run: Run) -> tuple[int, bool]:
+    return run.records, run.complete
 
 
 class Ledger:
@@ -74,7 +78,8 @@ class Ledger:
         if known is None:
             return True
         other = _run_decoder.decode(known[0])
-        return (other.timed, other.rows) <= (run.timed, run.rows)
+        # By records: where a later process was wrong a journal that went on has fewer values than before.
+        return _size(other) <= _size(run)
 
     def take_in(self, digests: Iterable[str], run: Run, found: Iterable[Fact]) -> None:
         """Counts a journal as read, by its own digest and that of its copy in the site, and keeps its facts if it
@@ -113,6 +118,11 @@ class Ledger:
         found = self._connection.execute("SELECT id, run, fact FROM facts WHERE id > ? ORDER BY id", (place,))
         for number, run, fact in found:
             yield number, run, _fact_decoder.decode(fact)
+
+    def state(self, names: Iterable[str]) -> str:
+        """What tells the facts of these runs, in this order, from any others that were taken in for them."""
+        newest = "SELECT max(id) FROM facts WHERE run = ?"
+        return "\n".join(f"{x} {self._connection.execute(newest, (x,)).fetchone()[0]}" for x in names)
 
     def count(self) -> int:
         """How many facts there are."""

@@ -27,7 +27,7 @@ from ..views import serving
 from ..views.canvas import marker
 from ..views.grouping import groups
 from ..views.looks import Series, palette
-from ..views.monitor import monitored
+from ..views.monitor import monitored, power_limit
 from ..views.worth_table import HEADINGS, cells
 from . import data, drawing
 from .coverage import Coverage, Expected
@@ -460,8 +460,8 @@ def _about(device: str, runs: Sequence[Run]) -> str:
     newest = max(mine, key=lambda x: x.created)
     names = ("torch", "triton", "cuda", "driver")
     told = [f"{x} {newest.conditions[x]}" for x in names if newest.conditions.get(x)]
-    if newest.conditions.get("power_limit_w"):
-        told.append(f"{newest.conditions['power_limit_w']:g} W")
+    if (limit := power_limit(newest.conditions)) is not None:
+        told.append(f"{limit:g} W")
     return " · ".join(told)
 
 

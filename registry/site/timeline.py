@@ -195,14 +195,16 @@ def _search(
     given = [
         (_entry(x[0][0]), {fact.identity: _mean(run, fact) for run, fact in x if _positive(fact)}) for x in runs
     ]
-    first: dict[str, str] = {}
+    first: dict[tuple[str, Key], str] = {}  # a commit's first run may be without the row
     for x in runs:
-        first.setdefault(x[0][0].code, x[0][0].name)
+        for run, fact in x:
+            if _positive(fact):
+                first.setdefault((run.code, fact.identity), run.name)
     better = {fact.identity: fact.better for x in runs for _, fact in x}
     return {
         x.key: tuple(
             Change(
-                first[x.points[y.index].commit],
+                first[x.points[y.index].commit, x.key],
                 y.change,
                 y.p,
                 (y.change > 0) == (better[x.key] != "higher"),

@@ -23,6 +23,8 @@ LINES = 1_000_000
 SAMPLES = 20_000_000
 """Numbers of all measurements of a journal."""
 REPLICATES = 100_000
+SHARDS = 9_999
+"""As `run --shard` takes them; what is missing of a run is listed."""
 SEEDS = -(1 << 63), 1 << 64
 """The least and the greatest."""
 DEADLINE_S = 1e7
@@ -209,6 +211,8 @@ def _header(header: Header) -> Header:
     if request.deadline_s is not None and not 0 < request.deadline_s <= DEADLINE_S:
         raise OutOfBounds("deadline_s: no length of time")
     _whole(request.stage, 0, REPLICATES, "stage")
+    if request.shard is not None:
+        _shard(*request.shard)
     for name, count in request.parameters.items():
         checked_name(name, "parameters")
         _whole(count, 1, LARGEST, "parameters")
@@ -230,6 +234,11 @@ def _header(header: Header) -> Header:
         environment=_table(header.environment, "environment"),
         request=_noted(header.request),
     )
+
+
+def _shard(number: int, count: int) -> None:
+    _whole(count, 1, SHARDS, "shards")
+    _whole(number, 1, count, "shard")
 
 
 def _noted(request: Request) -> Request:

@@ -27,7 +27,7 @@ from .journal import Journal, read, read_header
 from .processes import Processes, process_values
 from .record import Header, Key
 
-LAYOUT = 3
+LAYOUT = 4
 """Raised when the tables change: an index of another layout is made anew."""
 NOISE_SINCE = 1
 """The layout from which on the table of noise is as it is now, and stays when the others are made anew."""
@@ -42,6 +42,7 @@ CREATE TABLE runs (
 CREATE INDEX runs_by_commit ON runs (made_of);
 CREATE INDEX runs_by_key ON runs (key, created);
 CREATE INDEX runs_by_verified ON runs (verifies);
+CREATE TABLE files (file TEXT PRIMARY KEY, inode INT);
 CREATE TABLE sizes (name TEXT PRIMARY KEY, size INT);
 CREATE TABLE processes (
     name TEXT, operator TEXT, shape TEXT, implementation TEXT, cache TEXT, provider TEXT, definition TEXT,
@@ -98,14 +99,19 @@ class Index:
             return connection
 
     def _refresh(self) -> None:
-        """Takes in the headers of journals that are new, and forgets what is gone."""
+        """Takes in the headers of journals that are new, and forgets what is gone.
+
+        A journal that grows keeps its header. One that is another file now may not: that of shards is made anew
+        with each of them, and has more cases then.
+        """
         try:
-            names = {x.name: x.name.split(".")[0] for x in os.scandir(self.home.journals) if ".jsonl" in x.name}
+            names = {x.name: x.inode() for x in os.scandir(self.home.journals) if ".jsonl" in x.name}
         except FileNotFoundError:
             names = {}
-        known = {file for (file,) in self._connection.execute("SELECT file FROM runs")}
+        known = dict(self._connection.execute("SELECT file, inode FROM runs LEFT JOIN files USING (file)"))
+        gone = {x for x, inode in known.items() if inode not in (None, names.get(x)) or x not in names}
         new = []
-        for file in names.keys() - known:
+        for file in names.keys() - (known.keys() - gone):
             header = read_header(self.home.journals / file)
             if header is not None:
                 facts = (header.commit, header.dirty, header.key, header.device, header.created, header.plan)
@@ -113,9 +119,13 @@ class Index:
                 new.append((header.run, file, *facts, *numbers, header.request.verifies))
 
         def take_in(connection: sqlite3.Connection) -> None:
-            for file in known - names.keys():
-                connection.execute("DELETE FROM runs WHERE file = ?", (file,))
+            for file in gone:
+                names_of = "SELECT name FROM runs WHERE file = ?"
+                connection.execute(f"DELETE FROM sizes WHERE name IN ({names_of})", (file,))
+                for table in ("runs", "files"):
+                    connection.execute(f"DELETE FROM {table} WHERE file = ?", (file,))
             connection.executemany("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", new)
+            connection.executemany("INSERT OR REPLACE INTO files VALUES (?,?)", [(x[1], names[x[1]]) for x in new])
 
         self._write(take_in)
 
@@ -244,7 +254,7 @@ def _row(row: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _clear(connection: sqlite3.Connection, keep_noise: bool = False) -> None:
-    for table in ("runs", "sizes", "means", "processes", *(() if keep_noise else ("noise",))):
+    for table in ("runs", "files", "sizes", "means", "processes", *(() if keep_noise else ("noise",))):
         connection.execute(f"DROP TABLE IF EXISTS {table}")
     for statement in _statements(_TABLES if keep_noise else _TABLES + _NOISE):
         connection.execute(statement)

@@ -12,8 +12,9 @@ from pathlib import Path
 from filelock import FileLock
 
 from ..errors import InputError, unwritable
+from ..figures import counted
 from .home import LATEST, Home
-from .journal import content, parse, read
+from .journal import Journal, content, parse, read
 from .shards import join as joined
 from .shards import lines_of, path_of, shards_of
 
@@ -65,7 +66,9 @@ def import_journal(path: Path, home: Home) -> str:
                 if not target.exists() or _grew(whole_lines(target), lines, run, path):
                     # Joined before it is kept: what does not fit must not stand in the others' way.
                     others = [read(x) for x in shards_of(home, run) if x != target]
-                    joined([*others, parse(b"".join(x + b"\n" for x in lines), path)])
+                    shards = [*others, parse(b"".join(x + b"\n" for x in lines), path)]
+                    joined(shards)
+                    _refuse_to_drop(_existing(home, run), shards, path)
                     _write(target, b"".join(x + b"\n" for x in lines))
                 _join(home, run)
                 return run
@@ -79,6 +82,21 @@ def import_journal(path: Path, home: Home) -> str:
         elsewhere = "Choose another folder with KERNELMARK_HOME."
         raise unwritable(f"{home.folder} cannot be written", error, elsewhere) from None
     return run
+
+
+def _refuse_to_drop(there: Path | None, shards: Sequence[Journal], path: Path) -> None:
+    """Raises `InputError` where a run's journal came whole and has what none of these shards has: the journal that
+    is made of them would take its place, and the rest would be lost.
+    """
+    held = {(x.identity, x.replicate) for shard in shards for x in shard.records}
+    lost = [] if there is None else [x for x in read(there).records if (x.identity, x.replicate) not in held]
+    if lost:
+        run = shards[0].header.run
+        raise InputError(
+            f"{path}: run {run} is here already, with {counted(len(lost), 'measurement')} that neither this shard "
+            "nor one beside it has; nothing was changed. To put it together from its shards: "
+            f"kernelmark runs delete {run}"
+        )
 
 
 def join(home: Home, run: str) -> list[str]:

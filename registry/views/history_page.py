@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import figures
 from ..detection.history import OperatorHistory, Series
+from ..store.metric import LATENCY
 from .canvas import Canvas
 from .table import Column, Table
 
@@ -52,13 +53,15 @@ def overview(histories: Sequence[OperatorHistory]) -> Table:
 
 def history_table(history: OperatorHistory, series: Sequence[Series]) -> Table:
     """A line for each of these rows."""
+    units = {"" if x.unit == "1" else x.unit for x in series}
+    only = units.pop() if len(units) == 1 else None
     # A narrow terminal drops how many commits there are, then the line of blocks.
     table = Table(
         (
             Column("case", folds=20),
             Column("implementation"),
             Column("commits", number=True, drop=2),
-            Column("latest ms", number=True),
+            Column(f"latest {only}".strip() if only is not None else "latest", number=True),
             Column("oldest to newest", drop=1),
             Column("changes", folds=20),
         ),
@@ -70,6 +73,7 @@ def history_table(history: OperatorHistory, series: Sequence[Series]) -> Table:
         blocks = sparkline([y.ms for y in x.points[skipped:]], marks)
         name = x.key.case + ("" if x.key.cache == "cold" else f" ({x.key.cache})")
         latest = figures.number(x.points[-1].ms)
+        latest += f" {x.unit}" if only is None and x.unit != "1" else ""
         table.add(name, x.key.implementation, str(len(x.points)), latest, blocks, _changes(x))
     return table
 
@@ -84,7 +88,9 @@ def flat(history: OperatorHistory) -> list[dict[str, Any]]:
             "cache": x.key.cache,
             "commit": point.commit,
             "created": point.created,
-            "latency_ms": point.ms,
+            "latency_ms": point.ms if x.unit == LATENCY.unit else None,
+            "value": point.ms,
+            "unit": x.unit,
             "runs": point.runs,
             "change": next((y.change for y in x.changes if y.index == place), None),
         }
@@ -137,15 +143,17 @@ def _drawing(series: Series) -> str:
         y = 15 + share * (HEIGHT - 45)
         canvas.line([LEFT, WIDTH - RIGHT], [y, y], "--grid")
         canvas.text(LEFT - 8, y, figures.number(high - share * (high - low), 3), "--soft", "right")
-    canvas.text(8, HEIGHT / 2, "ms", "--soft")
+    unit = "" if series.unit == "1" else series.unit
+    canvas.text(8, HEIGHT / 2, unit, "--soft")
     for change in series.changes:
         x = xs[change.index] - step / 2
-        colour = "--bad" if change.change > 0 else "--good"
+        worse = series.better != "neither" and (change.change > 0) == (series.better == "lower")
+        colour = "--bad" if worse else "--soft" if series.better == "neither" else "--good"
         canvas.line([x, x], [15, HEIGHT - 30], colour, 1.5)
         canvas.text(x, 8, figures.change(1 + change.change), colour, "center")
     canvas.line(xs, ys, "--s0", 1.5)
     for x, y, point in zip(xs, ys, series.points, strict=True):
-        tip = f"{point.commit[:10]}: {figures.number(point.ms)} ms, {figures.counted(point.runs, 'run')}"
+        tip = f"{point.commit[:10]}: {figures.number(point.ms)} {unit}, {figures.counted(point.runs, 'run')}"
         canvas.dot(x, y, "--s0", "o", 5, tip)
     for place, align in ((0, "left"), (len(xs) - 1, "right"))[: len(xs)]:
         canvas.text(xs[place], HEIGHT - 14, series.points[place].commit[:10], "--soft", align)

@@ -111,8 +111,8 @@ def monitored(journal: Journal) -> Monitored:
 
 def _power(seen: Sequence[float | None], conditions: Mapping[str, Any]) -> tuple[Track, str | None]:
     """The powers that the board's limit allows, and what to say of the others."""
-    limit = conditions.get("power_limit_w")
-    most = float(limit) * (1 + ABOVE) if limit else math.inf
+    limit = power_limit(conditions)
+    most = math.inf if limit is None else limit * (1 + ABOVE)
     above = [x for x in seen if x is not None and x > most]
     track = Track("power", "W", tuple(None if x is None or x > most else (x, x) for x in seen))
     if not above:
@@ -122,6 +122,14 @@ def _power(seen: Sequence[float | None], conditions: Mapping[str, Any]) -> tuple
         f"are above the board's limit of {limit:,.0f} W by more than {100 * ABOVE:.0f} % and not drawn: they are "
         "of a shorter time than a board holds its limit over, or than its energy counter is right over."
     )
+
+
+def power_limit(conditions: Mapping[str, Any]) -> float | None:
+    """A board's limit in watts; None where it is unknown, or a header from elsewhere has no number there."""
+    limit = conditions.get("power_limit_w")
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        return None
+    return float(limit) if limit > 0 else None
 
 
 def _pair(value: tuple[int, int] | float | None) -> tuple[float, float] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...registry.analysis.selection import Selection
-from ...registry.detection.history import RUNS, OperatorHistory, over_commits, runs_by_operator
+from ...registry.detection.history import RUNS, OperatorHistory, measured_in, over_commits, runs_by_operator
 from ...registry.errors import KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.index import Index
@@ -34,7 +34,10 @@ def stored_histories(home: Home, selection: Selection, device: str | None) -> li
         )
     commits = {str(entry.commit) for name in asked for entry, _ in found[name][0]}
     times = commit_times(commits)
-    histories = [over_commits(found[name][0], name, times, found[name][1]) for name in asked]
+    histories = [
+        measured_in(over_commits(found[name][0], name, times, found[name][1]), found[name][0][-1][0].path)
+        for name in asked
+    ]
     kept = set(selection.keys({x.key: x.provider for history in histories for x in history.series}))
     narrowed = [replace(x, series=tuple(y for y in x.series if y.key in kept)) for x in histories]
     return [x for x in narrowed if x.series]

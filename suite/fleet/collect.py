@@ -14,7 +14,7 @@ from ...registry.store.journal import Journal, parse
 from ...registry.store.journal import read as read_journal
 from ...registry.store.record import HOST
 from ...registry.store.shards import path_of, shards_of
-from ...registry.store.transfer import import_journal
+from ...registry.store.transfer import import_journal, join
 from .comparison import Report
 from .comparison import parse as parse_report
 from .delivery import Delivery, found, read
@@ -84,7 +84,16 @@ def collect(
             duplicates += not _same(order, home, taken, path)
         else:
             there[taken.shard] = taken
+    if there and not order.compare and _behind(order, home, there):
+        join(home, order.run)
     return State(order, tuple(there[x] for x in sorted(there)), tuple(refused), duplicates)
+
+
+def _behind(order: Order, home: Home, there: Mapping[int, Whole]) -> bool:
+    """Whether the run's journal is older than a whole shard: who kept that was killed before it joined them."""
+    joined = home.journal(order.run)
+    newest = max(path_of(home, order.run, (x, order.shards)).stat().st_mtime_ns for x in there)
+    return not joined.exists() or joined.stat().st_mtime_ns < newest
 
 
 def whole_shards(order: Order, home: Home) -> list[Whole]:

@@ -319,9 +319,9 @@ const kernelmark = (() => {
   // What `data.values` wrote: texts by their places, then numbers.
   function unpack(given) {
     return given.rows.map((x) => {
-      const [operator, name, cache, implementation, unit, better, key, spec] = x.slice(0, 8).map((y) => given.strings[y]);
-      const [kind, value, low, high, run, place] = x.slice(8);
-      return { operator, name, cache, implementation, unit, better, key, spec, kind, value, low, high, run: given.runs[run], place };
+      const [operator, name, cache, implementation, unit, better, key, spec, version, timer] = x.slice(0, 10).map((y) => given.strings[y]);
+      const [kind, value, low, high, run, place] = x.slice(10);
+      return { operator, name, cache, implementation, unit, better, key, spec, version, timer, kind, value, low, high, run: given.runs[run], place };
     });
   }
 
@@ -375,8 +375,7 @@ const kernelmark = (() => {
       let better = 0, worse = 0;
       const compared = pairs.map(([x, y]) => {
         // The code and, where two devices were chosen, the device's conditions are what is compared.
-        const differs = x.spec !== y.spec ? ["case definition"] : x.key === y.key || across ? [] : differing(x.run, y.run);
-        if (!differs.length && x.key !== y.key && !across) differs.push("timer");
+        const differs = x.spec !== y.spec ? ["case definition"] : x.key === y.key || across ? [] : keyed(x, y);
         differs.forEach((z) => apart.set(z, (apart.get(z) || 0) + 1));
         const ratio = differs.length || x.value <= 0 ? null : y.value / x.value;
         if (ratio) logs.push(Math.log(ratio));
@@ -417,6 +416,14 @@ const kernelmark = (() => {
       const names = [...new Set([...Object.keys(a.conditions), ...Object.keys(b.conditions)])].sort();
       return names.filter((x) => a.conditions[x] !== b.conditions[x])
         .map((x) => `${x}: ${a.conditions[x] ?? "not recorded"} → ${b.conditions[x] ?? "not recorded"}`);
+    }
+    // What a row's key is made of. Of two libraries the versions are part of what was chosen.
+    function keyed(x, y) {
+      const out = differing(x.run, y.run);
+      if (!out.length && x.run.key !== y.run.key) out.push("comparability key");
+      if (x.timer !== y.timer) out.push(`timer: ${x.timer} → ${y.timer}`);
+      if (x.implementation === y.implementation && x.version !== y.version) out.push(`version: ${x.version} → ${y.version}`);
+      return out;
     }
     form.addEventListener("change", show);
     show();

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernelmark.registry.detection.comparison import Comparison, Side
+from kernelmark.registry.detection.decision import stage_one
 from kernelmark.registry.detection.equivalence import MINIMUM_PAIRS, equivalent
 from kernelmark.registry.store.metric import Equivalence, Metric
+from kernelmark.registry.store.record import Key
 
 BASE = (2.000, 2.010, 1.990, 2.005, 1.995)
 RULE = Equivalence(0.01)
@@ -49,6 +52,23 @@ def test_an_absolute_margin_is_in_the_metrics_unit():
     accuracy = (0.901, 0.899, 0.900), (0.8985, 0.8965, 0.8975)
     assert equivalent(*accuracy, Equivalence(0.005, relative=False), "higher").kind == "equivalent"
     assert equivalent(*accuracy, Equivalence(0.001, relative=False), "higher").kind == "worse"
+
+
+ACCURACY = Metric("accuracy", "1", "higher", judged=Equivalence(0.01, relative=False))
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.5, -0.2])
+def test_a_value_of_0_or_below_is_judged_like_any_other(lost):
+    """As a row's primary metric, and beside one: an accuracy that fell to 0 is no lack of measurements."""
+    before, after = (0.9, 0.91, 0.9, 0.9, 0.905, 0.9), (lost,) * 6
+    key, times = Key("a", "b", "c", "cold"), (1.0, 1.01, 0.99, 1.0, 1.02, 1.0)
+    alone = Comparison(key, Side(medians=before), Side(medians=after), metric=ACCURACY)
+    sides = [Side(medians=times, metrics={"accuracy": x}) for x in (before, after)]
+    (own,), (timed,) = (
+        stage_one([x]).verdicts for x in (alone, Comparison(key, sides[0], sides[1], beside=(ACCURACY,)))
+    )
+    assert (own.kind, own.current_value, own.notes) == ("regression", lost, ())
+    assert [(x.metric, x.base, x.current) for x in timed.flags] == [("accuracy", 0.9, lost)]
 
 
 def test_what_is_missing_is_left_out_and_too_little_is_inconclusive():

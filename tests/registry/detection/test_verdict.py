@@ -137,6 +137,21 @@ def test_a_speedup_is_the_base_over_the_current_one() -> None:
 HOSTILE = 'a|b <script> `x` & "q" \x00\x1b[31m [link](u)\nnew'
 
 
+@pytest.mark.parametrize(
+    ("row", "fails", "said"),
+    [
+        (verdict("regression", 0.12), FAIL_ON, "Regression found"),
+        (verdict("regression", 0.12), frozenset(), "Regression found, which does not fail"),
+        (verdict("no change", 0.0, flag="memory"), FAIL_ON, "Regression found"),
+        (verdict("no change", 0.0, flag="memory"), frozenset(), "No regression"),
+        (verdict("improvement", -0.3), frozenset({"improvement"}), "Change found that fails"),
+        (verdict("warning", 0.04), FAIL_ON, "No regression"),
+    ],
+)
+def test_a_headline_denies_nothing_that_was_found(row: Verdict, fails: frozenset[str], said: str) -> None:
+    assert report(row, fails=fails).headline == said
+
+
 class TestOutputs:
     rows = (
         verdict("no change", 0.0, "calm"),

@@ -9,8 +9,10 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -308,6 +310,17 @@ def test_the_script_compares_what_was_chosen(
     assert "Without a ratio: 2 rows, driver: 580.1 → 590.1" in apart
 
 
+def test_the_script_compares_two_libraries_whose_versions_are_of_their_keys(
+    literal: Any, written: Written, browse: Callable[..., str], tmp_path: Path
+) -> None:
+    ours = literal.record("kernelmark", 1.0, provider="kernelmark", version=None)
+    journal = literal.journal(ours, literal.record("torch", 2.0), conditions={"python": "3.12"})
+    assert len({x.key for x in facts(journal)}) == 2
+    build(written([journal], tmp_path / "given"), tmp_path / "out", Settings(journals="none"), {})
+    seen = browse((tmp_path / "out" / "compare.html").as_uri() + "#m=kernelmark&n=torch", "--dump-dom")
+    assert "B ÷ A: 2.000, geometric mean of 1 row" in seen
+
+
 def test_history_has_the_step_the_break_and_the_band(pages: dict[str, Page]) -> None:
     page = json.loads(pages["operator/rms_norm.html"].data)
     line = next(x for x in page["charts"][0] if x["name"] == "kernelmark")
@@ -479,6 +492,22 @@ def test_a_run_that_went_on_takes_the_place_of_what_it_was(make_run: MakeRun, tm
         assert (built.runs, built.rows) == (1, 6)
 
 
+def test_of_two_journals_of_a_run_the_longer_counts(make_run: MakeRun, literal: Any, tmp_path: Path) -> None:
+    """Its beginning has as many rows, and where a later process was wrong even more with a value."""
+    journal = make_run(0)
+    first = [x for x in journal.records if x.replicate == 0]
+    wrong = literal.record(
+        "kernelmark", case=first[0].case, provider="kernelmark", replicate=1, status="incorrect", reason="apart"
+    )
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    part.write_bytes(b"".join(map(encode, [journal.header, *first])))
+    whole.write_bytes(part.read_bytes() + encode(wrong))
+    for order in ([part, whole], [whole, part]):
+        build(order, tmp_path / order[0].stem, Settings(journals="none"), {})
+        table = (tmp_path / order[0].stem / "rows.csv").read_text()
+        assert ",incorrect," in table, "what turned out wrong is not shown as right"
+
+
 def test_bad_journals_cost_themselves_only(site: Site, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{}\n")
     built = build([tmp_path / "bad.jsonl", site[2][0]], tmp_path / "out", Settings(), {})
@@ -486,6 +515,12 @@ def test_bad_journals_cost_themselves_only(site: Site, tmp_path: Path) -> None:
     assert "bad.jsonl: line 1" in built.skipped[0]
     with pytest.raises(InputError, match=r"no journal could be read; .*bad\.jsonl"):
         build([tmp_path / "bad.jsonl"], tmp_path / "none", Settings(), {})
+
+
+def test_two_builds_at_once_come_one_after_the_other(site: Site, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(lambda x: build([x], tmp_path / "out", Settings(), {}), site[2][:2]))
+    assert sorted(x.runs for x in built) == [1, 2]
 
 
 def test_a_folder_of_somebody_else_is_not_written_to(site: Site, tmp_path: Path) -> None:
@@ -574,6 +609,38 @@ def test_a_build_that_is_killed_loses_no_page(
     assert (tmp_path / "run" / "run-01.html").is_file()
     assert (tmp_path / "journals" / "run-01.jsonl.gz").is_file()
     assert build([], tmp_path, Settings(), {}).rows == build(site[2][:2], tmp_path / "whole", Settings(), {}).rows
+
+
+def test_a_build_that_is_killed_before_its_pages_loses_no_value_to_compare(
+    make_run: MakeRun, written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [make_run(2, sizes=(1024,)), make_run(3, sizes=(1024,), commit=f"{1:040x}")]  # of one commit
+    runs = written(both, tmp_path / "given")
+    build(runs[:1], tmp_path / "out", Settings(), {})
+    with monkeypatch.context() as patched:
+        patched.setattr(_Site, "write", MagicMock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build(runs[1:], tmp_path / "out", Settings(), {})
+    build(runs[1:], tmp_path / "out", Settings(), {})
+    build(runs, tmp_path / "whole", Settings(), {})
+    (whole,) = (tmp_path / "whole" / "data").iterdir()
+    assert (tmp_path / "out" / "data" / whole.name).read_text() == whole.read_text()
+
+
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="rows.parquet takes pyarrow")
+def test_a_column_that_was_empty_takes_its_first_text_on_a_later_day(
+    make_run: MakeRun, written: Written, tmp_path: Path
+) -> None:
+    first = make_run(1)
+    alone = tuple(x for x in first.records if x.implementation == "kernelmark")  # no reason, no best baseline
+    days = [dataclasses.replace(first, records=alone, lines=first.lines[: len(alone)]), make_run(2)]
+    for path in written(days, tmp_path / "given"):
+        assert build([path], tmp_path / "out", Settings(), {}).parquet
+    from pyarrow import parquet
+
+    rows = parquet.ParquetFile(tmp_path / "out" / "rows.parquet").read().to_pylist()
+    assert {x["reason"] for x in rows} == {None, "liger is not installed"}
+    assert {x["best_baseline"] for x in rows} == {None, "torch"}
 
 
 def test_a_runs_page_says_what_kernels_are_worth(literal: Any) -> None:

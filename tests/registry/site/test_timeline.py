@@ -91,6 +91,26 @@ def test_a_change_of_throughput_is_worse_downwards(literal: Any) -> None:
     assert regressions([event]) == [event]
 
 
+def test_a_change_is_told_by_the_first_run_that_has_the_row(literal: Any) -> None:
+    runs = [run(literal, x, 1.1 if x >= 6 else 1.0) for x in range(12)]
+    others = literal.journal(
+        literal.record("torch", 2.0, provider="torch"), run="run-06-a", created="2026-11-06T12:00:00Z",
+        commit=f"{6:040x}",
+    )  # fmt: skip
+    found = line(timelines("rms_norm", measured(*runs[:6], others, *runs[6:]), {}, Memory()))
+    assert [x.run for x in found.changes] == ["run-06"]
+
+
+def test_what_a_feed_says_was_before_is_of_the_same_key(literal: Any) -> None:
+    other = {"key": "other", "conditions": {"driver": "580"}}
+    runs = []
+    for x in range(12):
+        runs.append(run(literal, x, 1.1 if x >= 6 else 1.0))
+        runs.append(run(literal, x, 9.0, run=f"run-{x:02d}-b", created=f"2026-11-{x + 1:02d}T01:00:00Z", **other))
+    ((event,),) = [events(timelines("rms_norm", measured(*runs), {}, Memory()))]
+    assert "1.000 ms before, 1.100 ms in run run-06 " in event.text
+
+
 def test_breaks_name_conditions_definition_and_timer(literal: Any) -> None:
     again = literal.case(spec="ffffffffffff")
     runs = [

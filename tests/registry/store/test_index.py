@@ -104,6 +104,20 @@ def test_each_journal_is_read_once(home, store, monkeypatch):
     assert seen[2:] == [("whole", "run-1.jsonl")]
 
 
+def test_a_journal_that_took_anothers_place_is_read_anew(home, store):
+    """As that of shards, which is made anew with each of them; of the same size or not."""
+    path = store(1)
+    index = Index(home)
+    assert index.processes(index.runs()[0])[KEY].values == (1.0, 1.0, 1.0)
+    kept = path.with_suffix(".old")
+    path.rename(kept)
+    store(1, commit="b" * 40, ms=(2.0, 2.0, 2.0))
+    assert path.stat().st_size == kept.stat().st_size
+    again = Index(home)
+    (entry,) = again.runs()
+    assert (entry.commit, again.processes(entry)[KEY].values) == ("b" * 40, (2.0, 2.0, 2.0))
+
+
 def test_means_of_another_version_of_the_library_do_not_belong_together(home, store):
     store(1, conditions={"python": "3.11"})
     index = Index(home)

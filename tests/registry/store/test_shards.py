@@ -69,6 +69,18 @@ def test_a_run_is_not_complete_before_the_last_shard(shard, home):
     assert not any(x.complete for x in read(home.find(RUN)).footers)
 
 
+def test_a_shard_takes_nothing_from_a_run_that_came_whole(shard, home, tmp_path):
+    for i in (1, 2, 3):
+        import_journal(shard(i), home)
+    whole = home.journal(RUN).read_bytes()
+    (tmp_path / "whole.jsonl").write_bytes(whole)
+    other = Home(tmp_path / "other")
+    import_journal(tmp_path / "whole.jsonl", other)
+    with pytest.raises(InputError, match="is here already, with 4 measurements that neither this shard nor"):
+        import_journal(shard(1), other)
+    assert other.journal(RUN).read_bytes() == whole
+
+
 def test_a_shard_that_was_gone_on_with_takes_the_place_of_its_beginning(shard, home, literal):
     begun = shard(1)
     whole = begun.read_bytes()

@@ -79,6 +79,8 @@ def test_power_that_the_board_cannot_have_taken_is_not_drawn_but_said(literal: A
     unlimited = found(300.0, 1195.4)  # a board that does not tell its limit
     assert unlimited.doubted is None
     assert "to 1,195 W'" in dict(unlimited.drawings)["power, W"]
+    for odd in ("700 W", "", True, -1, None):  # a header from elsewhere may say anything
+        assert found(300.0, 1195.4, power_limit_w=odd).doubted is None
     all_above = found(800.0, power_limit_w=700.0)
     assert "power" not in all_above.missing
     assert all_above.doubted.startswith("1 of 1 readings")

@@ -9,9 +9,11 @@ import random
 import pytest
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import encode
-from kernelmark.registry.store.record import Case, Header, Measurement, Record
+from kernelmark.registry.store.metric import LATENCY, Metric
+from kernelmark.registry.store.record import Case, Header, Measurement, Record, Request
 from kernelmark.registry.views.history_page import sparkline
 from kernelmark.suite import cli
+from msgspec.structs import replace
 
 
 @pytest.fixture
@@ -35,23 +37,35 @@ def store(tmp_path):
     numbers = iter(range(60))
     generator = random.Random(0)
 
-    def store(ms, commit=None, sizes=(4,), key="k", spec="5bec", dirty=False, device="cpu", conditions=None):
+    def store(
+        ms,
+        commit=None,
+        sizes=(4,),
+        key="k",
+        spec="5bec",
+        dirty=False,
+        device="cpu",
+        conditions=None,
+        metric=LATENCY,
+    ):
         number = next(numbers)
         commit = commit or hashlib.sha1(str(number).encode()).hexdigest()
         header = Header(
             schema_version=2, run=f"run-{number:04d}", created=f"2026-11-01T00:00:{number:02d}Z", harness="1",
             commit=commit, dirty=dirty, plan="quick", seed=0, replicates=3, device=device, key=key,
-            conditions=conditions or {}, environment={},
+            conditions=conditions or {}, environment={}, metrics=(metric,),
         )  # fmt: skip
         lines = [
             Record(
-                Case("gelu", f"M{size}", {"M": size}, {}, "fp32", "forward", spec, 1, 0),
+                Case("gelu", f"M{size}", {"M": size}, {}, "fp32", "forward", spec, 1, 0, primary=metric.name),
                 "kernelmark", "kernelmark", "1", i, 0, "cold", "ok", None,
-                Measurement({"latency": (ms * size / 4 * (1 + generator.gauss(0, 0.002)),)}, "events"),
+                Measurement({metric.name: (ms * size / 4 * (1 + generator.gauss(0, 0.002)),)}, "events"),
             )
             for i in range(3)
             for size in sizes
         ]  # fmt: skip
+        request = Request(cases=tuple(x.case for x in lines if x.replicate == 0))
+        header = replace(header, request=request)
         path = Home(tmp_path / "home").journal(header.run)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"".join(encode(x) for x in (header, *lines)))
@@ -76,6 +90,26 @@ def test_a_change_point_is_drawn(call, store, tmp_path):
     (change,) = series["change_points"]
     assert (change["commit"], change["index"]) == (commits[12], 12)
     assert change["change"] == pytest.approx(0.1, abs=0.01)
+
+
+def test_a_value_that_is_no_time_is_told_in_its_unit_and_direction(call, store, tmp_path):
+    rate = Metric("rate", "tokens/s", "higher")
+    for number in range(12):
+        store(1000.0 if number < 6 else 800.0, metric=rate)
+    code, out, _ = call("gelu", "--html", str(tmp_path / "page.html"))
+    assert code == 0
+    assert "latest tokens/s" in out
+    page = (tmp_path / "page.html").read_text()
+    drawn = page[page.index("<svg") :]
+    assert "tokens/s" in drawn
+    assert " ms" not in drawn
+    assert "var(--bad)" in drawn
+    assert "var(--good)" not in drawn, "less of it is worse"
+    (series,) = json.loads(call("gelu", "--json")[1])["series"]
+    assert (series["unit"], series["better"]) == ("tokens/s", "higher")
+    assert series["points"][-1]["value"] == pytest.approx(800, rel=0.01)
+    first = call("gelu", "--csv")[1].splitlines()[1].split(",")
+    assert (first[6], first[8]) == ("", "tokens/s"), "latency_ms is empty"
 
 
 def test_what_belongs_together(call, store):

@@ -117,6 +117,15 @@ def test_a_driver_that_starts_anew_asks_for_the_rest_only(home):
     assert again.asked == [[2]]
 
 
+def test_what_was_kept_and_not_joined_is_joined_by_who_collects_again(home):
+    go(home, Hosts(home))
+    whole = home.journal(RUN).read_bytes()
+    home.journal(RUN).write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))  # killed before the last join
+    os.utime(home.journal(RUN), (1, 1))
+    collect(ORDER, home)
+    assert home.journal(RUN).read_bytes() == whole
+
+
 def test_the_first_of_two_deliveries_counts(home):
     go(home, Hosts(home))
     deliver(deliveries_of(home, RUN), 2, journal(2, ms=9.0))
