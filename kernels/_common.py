@@ -117,10 +117,16 @@ def operator(
         return registered(*arguments)
 
     def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or _transforming():
-            return dispatched(*arguments)
+        # First of all: what is registered would give a derivative of zero, to torch.func.jvp too.
         if forward_ad._current_level >= 0 and any(map(_dual, arguments)):
             raise NotImplementedError(f"{name} has no derivative in forward mode")
+        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+            return dispatched(*arguments)
+        if _transforming():
+            if backward is None and torch.is_grad_enabled() and any(map(_followed, arguments)):
+                # torch.func.grad would take it for a constant.
+                raise NotImplementedError(f"{name} has no backward pass")
+            return dispatched(*arguments)
         if isinstance(launch, prepared):
             alike, differentiate = likeness(arguments)
             if alike is None:
@@ -147,7 +153,19 @@ def operator(
 
 def _dual(x: Any) -> bool:
     """Whether forward-mode derivatives are asked for by an argument."""
-    return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
+    return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(_unbatched(x)).tangent is not None
+
+
+def _followed(x: Any) -> bool:
+    """Whether a gradient is asked for by an argument."""
+    return isinstance(x, torch.Tensor) and _unbatched(x).requires_grad
+
+
+def _unbatched(x: torch.Tensor) -> torch.Tensor:
+    """What torch.vmap, where it is the innermost transform, has made an argument of."""
+    while torch._C._functorch.is_batchedtensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
 
 
 def _defined(name: str, signature: str, launch: Callable[..., Any], fake: Callable[..., Any]) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -116,8 +117,9 @@ class prepared:
     def _first(self, alike: tuple[Any, ...] | None, arguments: tuple[Any, ...]) -> Any:
         """The call of arguments that nothing is prepared for."""
         for i, name in self.numbers.items():
-            if isinstance(arguments[i], torch.Tensor):
-                raise TypeError(f"{name} must be a number, not a tensor")
+            if not isinstance(arguments[i], Real):
+                kind = "a tensor" if isinstance(arguments[i], torch.Tensor) else type(arguments[i]).__name__
+                raise TypeError(f"{name} must be a number, not {kind}")
         if self._check is not None:
             self._check(*arguments)
         index = next((x.device.index for x in arguments if isinstance(x, torch.Tensor)), None)

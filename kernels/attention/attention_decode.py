@@ -52,6 +52,7 @@ def attention_decode(
 
     A `cap` above 0 makes scores cap · tanh(score / cap). `sinks` (H,), in bf16, fp16 or fp32, are one more logit a
     head in the softmax's denominator, which has no value and no cap.
+    Not differentiable.
 
     Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape, device or cap.
     """

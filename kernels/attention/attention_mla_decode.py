@@ -46,6 +46,7 @@ def attention_mla_decode(
 
     Places of the block table beyond a sequence's length are not read. Lengths and pages beyond the cache are not
     checked, because that would wait for the device.
+    Not differentiable.
 
     Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape or device.
     """

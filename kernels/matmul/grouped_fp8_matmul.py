@@ -31,6 +31,7 @@ def grouped_fp8_matmul(
     Rows that belong to no group have any value in the result. scale_a and scale_b are fp32: for "block" (…, ⌈K /
     128⌉) of a's rows and (E, ⌈N / 128⌉, ⌈K / 128⌉), sums of 128 products scaled and added up in fp32; for "row"
     (…, 1) and (E, N, 1), which the whole sum is multiplied by.
+    Not differentiable.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or recipe,
     NotImplementedError on GPUs that do not convert to E4M3; the message names the argument.

@@ -23,6 +23,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     A weight may have an attribute `main_grad`, a contiguous tensor of its shape in its dtype or fp32. The backward
     pass then adds the weight's gradient to it in the product (`matmul_add`), and gives autograd none: what is
     called at a parameter's gradient, hooks say, is not called. So micro-batches need no additions of their own.
+    Graphs of torch.compile do not know of the attribute: their gradient goes to autograd.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names the
     argument.
@@ -46,7 +47,15 @@ def _empty(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def _launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     _check(x, weight, bias)
-    return matmul(_flat(x), weight.t(), bias).view(*x.shape[:-1], weight.shape[0])
+    return shaped(matmul(_flat(x), weight.t(), bias), *x.shape[:-1], weight.shape[0])
+
+
+def shaped(result: torch.Tensor, *shape: int) -> torch.Tensor:
+    """A result in another shape that autograd takes for no view: it refuses to change in place what a function
+    gives as one, as in `linear(x, weight).add_(y)`.
+    """
+    found: torch.Tensor = torch.ops.aten._unsafe_view(result, shape)
+    return found
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:

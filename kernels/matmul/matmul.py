@@ -28,6 +28,7 @@ def matmul(
 
     a (M, K), b (K, N) and bias (N,) in one of bf16, fp16 and fp32 to (M, N). Both matrices may lie in memory row
     by row or column by column: `matmul(x, weight.t())` is a linear layer. fp32 is multiplied as TF32 (10 bits).
+    Not differentiable: `linear` is.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names the
     argument.

@@ -45,6 +45,7 @@ def moe(
     x, limit) and u = up_e · x between -limit and limit. It is a constant of the compiled code.
 
     Which row of a tile a token takes depends on the device's timing; the result does not.
+    Not differentiable.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device, NotImplementedError on GPUs
     that do not convert to E4M3 where weights are E4M3; the message names the argument.

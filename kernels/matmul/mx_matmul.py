@@ -46,6 +46,7 @@ def mx_matmul(
     x in float8_e4m3fn is multiplied at the rate of 8-bit numbers, for "mxfp4" alone: `scale_x`, fp32 (M, ⌈K /
     128⌉), belongs to it, and each call re-encodes the weights as E4M3 with a scale for 128 × 128 of them. That is
     exact where the scales in such a block are within 2^14 of each other.
+    Not differentiable.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or format, NotImplementedError
     for x in float8_e4m3fn with another format than "mxfp4", and on GPUs that do not convert to E4M3 where numbers

@@ -18,7 +18,7 @@ from ..position.rope import rope, turned_back
 from . import _few_rows as few_rows
 from ._dispatch import SIXTEEN, Choice, candidates, choice, choose, estimate, tiles
 from ._schedules import CHUNK
-from .linear import main_grad, weight_gradient
+from .linear import main_grad, shaped, weight_gradient
 from .matmul import matmul, matmul_add, on_hopper
 
 HEADS = (64, 128, 256)
@@ -152,7 +152,8 @@ def _launch(
     else:
         q, k = (_heads(matmul(rows, weight.t()), x, cos) for weight in (query, key))
         q, k = (y.transpose(1, 2) for y in rope(q, k, cos, sin))
-    return tuple(y.reshape(B, S, len(weight)) for y, weight in zip((q, k, v), (query, key, value), strict=True))
+    weights = (query, key, value)
+    return tuple(shaped(y, B, S, len(weight)) for y, weight in zip((q, k, v), weights, strict=True))
 
 
 def _heads(y: torch.Tensor, x: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:

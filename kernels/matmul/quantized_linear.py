@@ -23,6 +23,7 @@ def quantized_linear(
     weight (N, K) is float8_e4m3fn with fp32 scale (⌈N / 128⌉, ⌈K / 128⌉), as `fp8_quant(weight, "tile")` makes
     them. The activation is computed in fp32 and quantized once, with a scale for 128 columns of a row; sums of
     128 products are scaled and added up in fp32.
+    Not differentiable.
 
     Raises as `quantized_activation` and `fp8_matmul` do; the message names the argument.
     """

@@ -23,6 +23,7 @@ def sparse24_fp8_matmul(
 
     `weight` (N, K) is the same in dense form: given or made here, it is what x is multiplied by, since Triton
     has no sparse products.
+    Not differentiable.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device, NotImplementedError on GPUs
     that do not convert to E4M3; the message names the argument.

@@ -80,11 +80,11 @@ def adamw(
     is read there, and so is `lr` (fp32): a captured CUDA graph can add to the one and set the other. Addresses
     go to the device when they are new, which a graph cannot capture: take one step before capturing.
 
-    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, length or device, and RuntimeError
-    where a graph is captured before the first step; the message names the argument.
+    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, length, device or beta, and
+    RuntimeError where a graph is captured before the first step; the message names the argument.
     """
     lists = (params, grads, exp_avgs, exp_avg_sqs, masters or ())
-    _adamw(*_taken(lists, step, lr), beta1, beta2, eps, weight_decay)
+    _adamw(*_taken(lists, step, lr, beta1, beta2), beta1, beta2, eps, weight_decay)
 
 
 def adamw_clipped(
@@ -113,12 +113,19 @@ def adamw_clipped(
     if not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm}, expected more than 0")
     lists = (params, grads, exp_avgs, exp_avg_sqs, masters or ())
-    norm: torch.Tensor = _adamw_clipped(*_taken(lists, step, lr), beta1, beta2, eps, weight_decay, max_norm)
+    norm: torch.Tensor = _adamw_clipped(
+        *_taken(lists, step, lr, beta1, beta2), beta1, beta2, eps, weight_decay, max_norm
+    )
     return norm
 
 
-def _taken(lists: tuple[Tensors, ...], step: int | torch.Tensor, lr: float | torch.Tensor) -> tuple[Any, ...]:
+def _taken(
+    lists: tuple[Tensors, ...], step: int | torch.Tensor, lr: float | torch.Tensor, beta1: float, beta2: float
+) -> tuple[Any, ...]:
     """Checked, as the operators take them: lists, then step and rate as tensors or None, then as numbers."""
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        if not 0 <= beta < 1:
+            raise ValueError(f"{name} is {beta}, expected at least 0 and less than 1")
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         _check(*lists)
     count = rate = None
@@ -521,7 +528,12 @@ def _empty_norm(params: Tensors) -> torch.Tensor:
 def _launch_any(lists: tuple[Tensors, ...], numbers: tuple[Any, ...]) -> None:
     """Of tensors that lie as they may; numbers as `launch_pieces` takes them."""
     params, _, *states = lists
-    if params and launch_pieces(lists, *numbers):
+    try:
+        done = params and launch_pieces(lists, *numbers)
+    except (AttributeError, TypeError):
+        _check(*lists)  # says which is no tensor, such as the gradient of a parameter that was not used
+        raise
+    if done:
         torch.autograd.graph.increment_version([*params, *chain.from_iterable(states)])
         return
     _check(*lists)

@@ -26,7 +26,7 @@ def newton_schulz(grads: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
     grads (T, M, N) of any strides, bf16 or fp32, to as many matrices of the same dtype whose singular values are
     near to 1; a, b, c = 3.4445, -4.775, 2.0315 (K. Jordan et al., "Muon", 2024). Products are summed in fp32 and
-    rounded to the dtype; fp32 is multiplied as TF32. A matrix of zeros stays one.
+    rounded to the dtype; fp32 is multiplied as TF32. A matrix of zeros stays one. Not differentiable.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or a number of steps below 1.
     """
@@ -118,9 +118,10 @@ def _update(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 def _launch(grads: torch.Tensor, steps: int) -> torch.Tensor:
     a, b, c = 3.4445, -4.7750, 2.0315
+    grads = grads.detach()
     norm = torch.linalg.vector_norm(grads, dim=(1, 2), keepdim=True, dtype=torch.float32)
     x = torch.empty(grads.shape, dtype=grads.dtype, device=grads.device)
-    # Divided in fp32 and rounded once; a norm of zero leaves zeros.
+    # Divided in fp32 and rounded once; a norm of zero leaves zeros. Autograd would refuse what has an `out`.
     torch.div(grads, norm.clamp_min_(LEAST), out=x)
     if x.numel() == 0:
         return x

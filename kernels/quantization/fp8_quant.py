@@ -101,6 +101,7 @@ def fp8_quant(x: torch.Tensor, granularity: str = "row", format: str = "e4m3", l
     `layout` says how scale lies in memory: "rows" is row-major; "matmul" is what `torch.nn.functional.scaled_mm`
     wants: column-major of "block" (activations, BlockWise1x128), and of "tile" (weights (N, K), BlockWise128x128)
     rows padded to four numbers, for its transpose. A group whose magnitudes are below 1e-30 counts as 1e-30 large.
+    Not differentiable.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device, granularity, format or
     layout; the message names the argument.

@@ -57,6 +57,7 @@ def mx_quant(
     that leaves nothing beyond (Mishra et al., arXiv 2506.08027). "nvfp4" rounds the group's largest magnitude /
     (6 · scale) to the nearest E4M3 and needs `scale`, fp32 with one element, usually x's largest magnitude /
     (6 · 448). The scale of a group with a NaN or, for powers of two, an infinity is NaN.
+    Not differentiable.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or option; the message names
     the argument.

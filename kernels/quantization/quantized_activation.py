@@ -38,6 +38,7 @@ def quantized_activation(
     float8_e4m3fn, rounded to nearest even of what was computed in fp32. scale (M, ⌈K / 128⌉) is fp32 and lies in
     memory column by column, as `fp8_matmul` reads it fastest; the largest of each 128 columns is 448. A group
     whose magnitudes are below 1e-30 counts as 1e-30 large.
+    Not differentiable.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device, NotImplementedError on GPUs
     that do not convert to E4M3; the message names the argument.

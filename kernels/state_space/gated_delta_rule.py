@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import cdiv, check, needs_gradient, on, power_of_2
+from .._common import cdiv, check, needs_gradient, on, operator, power_of_2
 from .._pointwise import floored
 
 CHUNK = 64
@@ -79,15 +79,39 @@ def gated_delta_rule(
         check("initial_state", initial_state, shape=(B, H, K, D), like=v)
     if needs_gradient(q, k, v, g, beta, *given):
         raise NotImplementedError("the gated delta rule has a forward pass only here")
-    o = v.new_empty(B, S, H, D)
-    last = torch.empty(B, H, K, D, dtype=torch.float32, device=v.device)
+    o, last = _gated_delta_rule(q, k, v, g, beta, initial_state)
+    return (o, last) if return_final_state else o
+
+
+def _empty(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for o and the last state."""
+    B, _, H, D = v.shape
+    return v.new_empty(v.shape), v.new_empty(B, H, q.shape[3], D, dtype=torch.float32)
+
+
+def _run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    o, last = _empty(q, k, v, g, beta, initial_state)
     if initial_state is None:
         last.zero_()
     else:
         last.copy_(initial_state)
     if o.numel():
         _launch(q, k, v, g, beta, last, o)
-    return (o, last) if return_final_state else o
+    return o, last
 
 
 def _launch(
@@ -258,3 +282,11 @@ def _read(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out = o + batch.to(tl.int64) * o_strides[0] + head.to(tl.int64) * o_strides[2]
     out += (row + at).to(tl.int64)[:, None] * o_strides[1] + columns[None, :]
     tl.store(out, found.to(o.dtype.element_ty), (row + at < S)[:, None] & (columns < c.D)[None, :])
+
+
+_gated_delta_rule = operator(
+    "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial_state)"
+    " -> (Tensor, Tensor)",
+    _run,
+    _empty,
+)

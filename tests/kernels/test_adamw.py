@@ -260,6 +260,8 @@ X = [torch.randn(4)]
         (TypeError, r"grads\[1\] has dtype torch.float32", (X * 2, [X[0].half(), *X], X * 2, X * 2)),
         (TypeError, r"masters\[0\] has dtype torch.bfloat16", (X, X, X, X, [X[0].bfloat16()])),
         (ValueError, r"params\[0\] is on meta", ([X[0].to("meta")], X, X, X)),
+        (TypeError, r"grads\[1\] must be a tensor, not NoneType", (X * 2, [*X, None], X * 2, X * 2)),
+        (TypeError, r"params\[0\] must be a tensor, not NoneType", ([None], X, X, X)),
     ],
 )
 def test_wrong_arguments(error, message, arguments):
@@ -271,6 +273,8 @@ def test_wrong_arguments(error, message, arguments):
     ("error", "message", "numbers"),
     [
         (ValueError, "step is 0, expected at least 1", {"step": 0}),
+        (ValueError, "beta1 is 1.0, expected at least 0 and less than 1", {"step": 1, "beta1": 1.0}),
+        (ValueError, "beta2 is -0.5, expected at least 0 and less than 1", {"step": 1, "beta2": -0.5}),
         (ValueError, r"step has shape \(1,\)", {"step": torch.ones(1)}),
         (TypeError, "step has dtype torch.float64", {"step": torch.tensor(1.0, dtype=torch.float64)}),
         (TypeError, "lr has dtype torch.float64", {"step": 1, "lr": torch.tensor(0.1, dtype=torch.float64)}),

@@ -2,10 +2,12 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from kernelmark.kernels import _common
 from kernelmark.kernels.activation.gelu import gelu
+from kernelmark.kernels.matmul.matmul import matmul
 from kernelmark.kernels.norm.rms_norm import rms_norm
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -61,6 +63,40 @@ def test_forward_mode_is_refused():
         assert gelu(x).shape == x.shape
         with pytest.raises(NotImplementedError, match="gelu has no derivative in forward mode"):
             gelu(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+        assert torch.vmap(gelu)(x).shape == x.shape  # a dual level alone asks for nothing
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda x: torch.func.jvp(gelu, (x,), (x,)),
+        lambda x: torch.func.jvp(torch.vmap(gelu), (x,), (x,)),
+        torch.func.jacfwd(gelu),
+        torch.vmap(torch.func.jacfwd(gelu)),
+    ],
+    ids=["jvp", "jvp of vmap", "jacfwd", "vmap of jacfwd"],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap
+def test_forward_mode_of_torch_func_is_refused(derivative):
+    with pytest.raises(NotImplementedError, match="gelu has no derivative in forward mode"):
+        derivative(torch.randn(3, 8))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap
+def test_a_gradient_of_torch_func_is_refused_without_a_backward_pass():
+    """It would be zero without a word."""
+    a, b = torch.randn(3, 8), torch.randn(8, 4)
+
+    def total(a):
+        return matmul(a, b).sum()
+
+    batched = torch.vmap(matmul, (0, None))
+    with pytest.raises(NotImplementedError, match="matmul has no backward pass"):
+        torch.func.grad(total)(a)
+    with pytest.raises(NotImplementedError, match="matmul has no backward pass"):
+        torch.func.grad(lambda a: batched(a, b).sum())(a[None])
+    torch.testing.assert_close(batched(a[None], b)[0], matmul(a, b))
 
 
 def test_a_number_is_no_tensor():
@@ -69,6 +105,10 @@ def test_a_number_is_no_tensor():
     for _ in range(2):
         with pytest.raises(TypeError, match="eps must be a number, not a tensor"):
             rms_norm(x, weight, torch.tensor(1e-6))
+    for eps in (None, "1e-6"):
+        with pytest.raises(TypeError, match=f"eps must be a number, not {type(eps).__name__}"):
+            rms_norm(x, weight, eps)
+    assert torch.equal(rms_norm(x, weight, np.float32(1e-6)), rms_norm(x, weight, float(np.float32(1e-6))))
 
 
 def test_inductor_knows_an_operator_before_it_compiles():

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.kernels.state_space.gated_delta_rule import gated_delta_rule
 from kernelmark.suite.operators.gated_delta_rule import OPERATOR, reference
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def drawn(B=1, S=70, H=2, K=16, D=16, dtype="fp32", **options):
@@ -83,6 +84,27 @@ def test_a_gradient_is_refused():
     given["v"].requires_grad_()
     with pytest.raises(NotImplementedError, match="forward pass only"):
         gated_delta_rule(**given)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # which torch's own forward mode uses
+def test_forward_mode_is_refused():
+    """It would give a derivative of zero without a word."""
+    given = drawn(S=4)
+    with torch.autograd.forward_ad.dual_level():
+        given["v"] = torch.autograd.forward_ad.make_dual(given["v"], torch.ones_like(given["v"]))
+        with pytest.raises(NotImplementedError, match="gated_delta_rule has no derivative in forward mode"):
+            gated_delta_rule(**given)
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_fake_tensors(states):
+    given = drawn(S=4, D=3, states=states)
+    real = gated_delta_rule(**given)
+    with FakeTensorMode() as mode:
+        fake = {x: mode.from_tensor(y) if isinstance(y, torch.Tensor) else y for x, y in given.items()}
+        found = gated_delta_rule(**fake)
+    real, found = (x if states else (x,) for x in (real, found))
+    assert [(x.shape, x.stride(), x.dtype) for x in found] == [(x.shape, x.stride(), x.dtype) for x in real]
 
 
 @pytest.mark.parametrize(

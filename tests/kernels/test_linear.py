@@ -26,6 +26,14 @@ def test_any_leading_dimensions_and_none():
     assert linear(x[:0], weight).shape == (0, 3, 24)
 
 
+def test_a_result_is_changed_in_place():
+    """A residual that is added, an activation in place: autograd refuses it of views that a function gives."""
+    x, weight = torch.randn(2, 3, 32).half(), torch.randn(24, 32).half().requires_grad_()
+    torch.relu_(linear(x, weight).add_(1)).sum().backward()
+    want = ((linear(x, weight) + 1) > 0).half().flatten(0, 1).t() @ x.flatten(0, 1)
+    torch.testing.assert_close(weight.grad, want, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 6e-4), (torch.float32, 1e-6)])
 def test_gradients_are_added_where_they_lie(dtype, most):
     """Of three micro-batches; autograd is given the first at the most."""

@@ -27,6 +27,14 @@ def test_agrees(shape):
     close(torch.randn(shape), 2, 1e-5)
 
 
+def test_a_parameter_is_taken():
+    """Outside of `torch.no_grad` too; what is computed of it is not differentiable."""
+    grads = torch.nn.Parameter(torch.randn(1, 3, 4))
+    found = newton_schulz(grads, 1)
+    assert not found.requires_grad
+    assert torch.equal(found, newton_schulz(grads.detach(), 1))
+
+
 def test_agrees_in_bf16():
     close(torch.randn(1, 16, 30).bfloat16(), 5, 5e-2)  # the interpreter rounds to bf16 toward zero
 

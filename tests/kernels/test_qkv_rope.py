@@ -83,3 +83,16 @@ def test_what_is_wrong_is_named(change, error, message):
     } | change
     with pytest.raises(error, match=message):
         qkv_rope.qkv_rope(**{name: y.bfloat16() for name, y in given.items()})
+
+
+def test_results_are_changed_in_place():
+    """As those of PyTorch's own functions are; autograd refuses it of views that a function gives."""
+    x = torch.randn(1, 3, 8).half()
+    weights = [torch.randn(16, 8).half().requires_grad_() for _ in range(3)]
+    angles = torch.randn(3, 4).half()
+    q, k, v = qkv_rope.qkv_rope(x, *weights, angles.cos(), angles.sin())
+    want = torch.autograd.grad([2 * q, k, v], weights, [torch.ones_like(q)] * 3)
+    q, k, v = qkv_rope.qkv_rope(x, *weights, angles.cos(), angles.sin())
+    got = torch.autograd.grad([q.mul_(2), k.add_(1), v], weights, [torch.ones_like(q)] * 3)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
