@@ -12,7 +12,7 @@ from .measure.device import opened
 from .measure.session import Session
 from .measure.stages import Stages
 from .measure.stopping import Sampling
-from .measure.verify import Unavailable
+from .measure.verify import Incorrect, Unavailable
 from .system import Assembly, System
 
 
@@ -44,7 +44,10 @@ def make(
     if (longest := chosen.model.longest(chosen.configuration)) is not None and longest < sequence:
         raise InputError(f"{model} has positions for {longest} tokens, not {sequence}.")
     catalog = Catalog.default()
-    trainer = converge.assemble(case, Assembly(System("torch"), catalog))
+    try:
+        trainer = converge.assemble(case, Assembly(System("torch"), catalog))
+    except NotImplementedError as error:
+        raise InputError(f"{model} cannot learn from {data}: {error}.") from None
     place = opened(device)
     session = Session(place, seed, 0, Sampling(), Stages())
     try:
@@ -53,6 +56,11 @@ def make(
         raise InputError(str(error)) from None
     rate = float(case.options["lr"])
     with place.using():
-        done = Told(trainer, text, steps, rate, session, catalog, Checkpoint(None)).run()
+        try:
+            done = Told(trainer, text, steps, rate, session, catalog, Checkpoint(None)).run()
+        except Unavailable as error:  # a batch that is larger than the text
+            raise InputError(f"{error}.") from None
+        except Incorrect as error:  # a model that is no decoder, or a rate that it does not bear
+            raise InputError(f"{model} does not learn from {data} so: {error}.") from None
         target = _weights.save(case, seed, trainer.weights())
     return target, done.bits[-1][1]

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from ..analysis.curves import Curve, at, reached
-from ..analysis.statistics import exponential
+from ..analysis.statistics import exponential, t_quantile
 from ..store.metric import Equivalence
 from .equivalence import Equivalent, equivalent
 
@@ -92,7 +92,9 @@ def steps_ratio(base: Mapping[int, Curve], arm: Mapping[int, Curve]) -> Steps:
     """The 105 % rule: steps to the loss that the base reaches at .95 of its steps, arm over base."""
     logs, unreached = _step_logs(base, arm)
     if not logs:
-        return Steps("inconclusive", "no seed has both curves")
+        both = any(base[x] and arm[x] for x in base.keys() & arm.keys())
+        why = "the base does not get below the loss that it begins with" if both else "no seed has both curves"
+        return Steps("inconclusive", why)
     low, high = _bootstrap(list(logs.values()))
     mean = exponential(float(np.mean(list(logs.values()))))
     told = f"{mean:.3f} times the steps [{low:.3f}, {high:.3f}]"
@@ -128,19 +130,27 @@ def _step_logs(base: Mapping[int, Curve], arm: Mapping[int, Curve]) -> tuple[dic
             continue
         loss = at(own, TARGET * own[-1][0])
         needed, taken = reached(own, loss), reached(other, loss)
+        if not needed:  # the base begins below it, and there is nothing to take more steps than
+            continue
         if taken is None:
             unreached += 1
             taken = other[-1][0]
-        if needed:
-            logs[seed] = math.log(max(taken, 1e-9) / needed)
+        logs[seed] = math.log(max(taken, 1e-9) / needed)
     return logs, unreached
 
 
 def _bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the exponential of the mean, by resampling seeds; the same every time."""
+    """The 95 % interval of the exponential of the mean, by resampling seeds; the same every time.
+
+    The percentiles are those that make it as wide as Student's where values are normal (Hesterberg, Am. Stat. 69
+    (2015) 371): the plain ones of five seeds hold the truth in 84 to 87 % of cases.
+    """
     data = np.asarray(values, dtype=np.float64)
     drawn = np.random.default_rng(0).integers(0, len(data), (RESAMPLES, len(data)))
-    low, high = np.percentile(data[drawn].mean(axis=1), [2.5, 97.5])
+    tail = 2.5
+    if (count := len(data)) > 1:
+        tail = 50 * math.erfc(t_quantile(count - 1) * math.sqrt(count / (count - 1) / 2))
+    low, high = np.percentile(data[drawn].mean(axis=1), [tail, 100 - tail])
     return exponential(float(low)), exponential(float(high))
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import statistics
+import sys
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ...registry.figures import counted
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
 
 NAMES: Mapping[str, str] = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 """torch's dtypes by ours."""
+
+FORMS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""What a rule raises for tensors without strides or sizes, or for arguments that it does not expect."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,8 @@ class Capture:
         self._hooks: tuple[Any, ...] = ()
         self._within = ""
         """The optimizer whose step is being taken; its calls are one thing."""
+        self._frame: FrameType | None = None
+        """Where that step runs: of one that raises no hook tells the end."""
         self.remarks: Counter[str] = Counter()
         self._ends: dict[int, list[Any]] = {}
         """When each optimizer's steps ended: a program may have several, each with its step in one of its own."""
@@ -110,6 +119,7 @@ class Capture:
         """How long one took, where that was measured without a capture, which slows."""
 
     def __enter__(self) -> Capture:
+        import torch
         from torch.overrides import TorchFunctionMode
 
         outer = self
@@ -118,6 +128,8 @@ class Capture:
             def __torch_function__(
                 self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
+                if torch.compiler.is_compiling():  # the compiler cannot follow what is written down
+                    return function(*args, **(kwargs or {}))
                 return outer._seen(function, args, kwargs or {})
 
         from torch.optim.optimizer import (
@@ -137,16 +149,34 @@ class Capture:
         self._mode.__exit__(*error)
         for hook in self._hooks:
             hook.remove()
-        self._within = ""
+        self._within, self._frame = "", None
 
-    def _stepping(self, optimizer: Any, *given: Any) -> None:
+    def _stepping(
+        self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         tensors = [x for group in optimizer.param_groups for x in group["params"] if x.grad is not None]
         numbers = sum(x.numel() for x in tensors)
         self._within = f"{type(optimizer).__name__}.step of {counted(len(tensors), 'tensor')}, {numbers:,} numbers"
         self._entries.append(Entry(self._within, (0.0, 0.0)))
+        self._frame = sys._getframe(1)
+        within = tuple(self._outside(x) if inspect.isroutine(x) else x for x in args)
+        return within, {name: self._outside(x) if callable(x) else x for name, x in kwargs.items()}
+
+    def _outside(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """The closure that an optimizer's step calls: a pass of the model, and no part of the update."""
+
+        @functools.wraps(closure)
+        def outside(*given: Any, **named: Any) -> Any:
+            kept, self._within = self._within, ""
+            try:
+                return closure(*given, **named)
+            finally:
+                self._within = kept
+
+        return outside
 
     def _stepped(self, optimizer: Any, *given: Any) -> None:
-        self._within = ""
+        self._within, self._frame = "", None
         self._ends.setdefault(id(optimizer), []).append(_edge())
 
     # -- recording ----------------------------------------------------------------------------------------
@@ -155,12 +185,17 @@ class Capture:
         name = getattr(function, "__name__", str(function)).strip("_")
         if name in _SILENT or "record_function" in name:  # the latter are the profiler's marks
             return function(*args, **kwargs)
+        if self._within and not _running(self._frame):  # it raised, and the program goes on
+            self._within, self._frame = "", None
         first = _edge()
         result = function(*args, **kwargs)
         self._entries.append(Entry(self._within or name, (first, _edge()), part=bool(self._within)))
         rule = None if self._within else RULES.get(name)
         if rule is not None:
-            rule(self, len(self._entries) - 1, args, kwargs, result)
+            try:
+                rule(self, len(self._entries) - 1, args, kwargs, result)
+            except FORMS:  # the call itself is right, and so is the program
+                self.remarks[f"{name} of tensors or arguments of a form that is not known"] += 1
         return result
 
     def claim(
@@ -208,9 +243,12 @@ class Capture:
     def _call(
         self, operator: str, source: Shape, axes: Mapping[str, int], options: Mapping[str, Option] | None
     ) -> Call | None:
-        """None where the operator has no such dtype, which is remembered."""
+        """None where the operator has no such dtype or sizes, which is remembered."""
         if source.dtype not in NAMES:
             self.remarks[f"{operator} in {source.dtype}"] += 1
+            return None
+        if not all(isinstance(x, int) for x in axes.values()):  # of ragged tensors they are symbols
+            self.remarks[f"{operator} of sizes that differ within a tensor"] += 1
             return None
         what = tuple(axes.items()), tuple((options or {}).items()), NAMES[source.dtype]
         return Call(operator, *what, source.strides, source.trained)
@@ -319,6 +357,14 @@ _SILENT = frozenset(
     }
 )
 """Functions that compute nothing."""
+
+
+def _running(frame: FrameType | None) -> bool:
+    """Whether a frame is one of those that led here."""
+    here: FrameType | None = sys._getframe(1)
+    while here is not None and here is not frame:
+        here = here.f_back
+    return here is not None
 
 
 def _ms(first: Any, last: Any) -> float:

@@ -52,6 +52,8 @@ def _attention(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> N
     if q.dim() != 4:
         self.remarks[f"attention of {q.dim()} dimensions"] += 1
         return
+    if _given(args, kwargs, 4, "dropout_p", 0.0):
+        self.remarks["attention with dropout, which a case does not have"] += 1
     if scale is not None and not math.isclose(scale, q.shape[-1] ** -0.5, rel_tol=1e-3):
         # The same work with other numbers: a case, whose plan says so.
         self.remarks[f"attention with scores scaled by {scale:.4g}, where a case has 1/√D"] += 1
@@ -211,7 +213,9 @@ def _softmax(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> Non
 
 
 def _cross_entropy(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
-    x = _given(args, kwargs, 0, "input")
+    x, target = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "target")
+    if _given(args, kwargs, 2, "weight") is not None or (target is not None and target.dim() == x.dim()):
+        return  # classes have weights, or targets are probabilities
     if x.dim() == 2 and kwargs.get("reduction", "mean") in ("mean", 1) and not kwargs.get("label_smoothing"):
         self.record([at], "cross_entropy", self.itself(x), flat(x.shape, "V"))
 
@@ -225,12 +229,12 @@ def _gelu(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
 
 
 def _silu(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
-    self.mark(result, "silu", self.source(args[0]), at)
+    self.mark(result, "silu", self.source(_given(args, kwargs, 0, "input")), at)
 
 
 def _cast(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
     """A cast is still the same thing, and a step of what is made of it."""
-    x = args[0]
+    x = _given(args, kwargs, 0, "input")
     if result is x or not hasattr(result, "shape"):
         return
     self.same(result, self.source(x))
@@ -242,17 +246,25 @@ def _cast(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
 
 
 def _square(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
-    if len(args) > 1 and args[1] != 2:
+    x, exponent = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "exponent", 2)
+    if not isinstance(exponent, int | float) or exponent != 2:
         return
-    cast = self.marked(args[0], "cast")
-    self.mark(result, "square", self.source(args[0]), *(cast.steps if cast else ()), at)
+    cast = self.marked(x, "cast")
+    self.mark(result, "square", self.source(x), *(cast.steps if cast else ()), at)
+
+
+def _mean(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
+    x, dim = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "dim")
+    over = (dim,) if isinstance(dim, int) else tuple(dim or ())
+    if over in ((-1,), (x.dim() - 1,)):  # of other dimensions it is another norm
+        _next("mean square", "square")(self, at, args, kwargs, result)
 
 
 def _next(kind: str, *before: str) -> Rule:
     """A rule: this function of what is one of `before` is `kind`."""
 
     def rule(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
-        mark = self.marked(args[0], *before)
+        mark = self.marked(_given(args, kwargs, 0, "input"), *before)
         if mark is not None:
             self.mark(result, kind, mark.source, *mark.steps, at)
 
@@ -261,21 +273,22 @@ def _next(kind: str, *before: str) -> Rule:
 
 def _slice(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
     x = args[0]
-    if hasattr(result, "shape") and x.dim() == 4 and 2 * result.shape[-1] == x.shape[-1]:
+    if hasattr(result, "shape") and x.dim() == result.dim() == 4 and 2 * result.shape[-1] == x.shape[-1]:
         self.mark(result, "half", self.source(x), at)
 
 
 def _cat(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
-    if len(args[0]) != 2:
+    both = _given(args, kwargs, 0, "tensors")
+    if len(both) != 2:
         return
-    first, second = self.marked(args[0][0], "negated half"), self.marked(args[0][1], "half")
+    first, second = self.marked(both[0], "negated half"), self.marked(both[1], "half")
     if first is not None and second is not None and first.source == second.source:
         self.mark(result, "rotated", first.source, *first.steps, *second.steps, at)
 
 
 def _mul(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
-    x, y = args[0], _given(args, kwargs, 1, "other")
-    if not (hasattr(x, "shape") and hasattr(y, "shape")):
+    x, y = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "other")
+    if not (hasattr(x, "dim") and hasattr(y, "dim")):  # NumPy's numbers have a shape too
         return
     if not any(_product(self, at, a, b, result) for a, b in ((x, y), (y, x))):
         # Any product of four dimensions may be that of queries with cosines; what is added to it decides.
@@ -305,8 +318,8 @@ def _product(self: Capture, at: int, x: Any, y: Any, result: Any) -> bool:
 
 
 def _add(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> None:
-    x, y = args[0], _given(args, kwargs, 1, "other")
-    if not hasattr(y, "shape"):
+    x, y = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "other")
+    if not hasattr(y, "dim"):
         _next("mean square", "mean square")(self, at, args, kwargs, result)
         return
     for a, b in ((x, y), (y, x)):
@@ -334,7 +347,7 @@ RULES: Mapping[str, Rule] = {
     "type": _cast,
     "pow": _square,
     "square": _square,
-    "mean": _next("mean square", "square"),
+    "mean": _mean,
     "rsqrt": _next("rsqrt", "mean square"),
     "neg": _next("negated half", "half"),
     "getitem": _slice,

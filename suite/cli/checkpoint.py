@@ -15,7 +15,7 @@ from .values import Seed
 @click.option("--steps", type=click.IntRange(1), default=1000, show_default=True, help="Optimizer steps.")
 @click.option("--data", default="corpus", show_default=True, help="corpus, or synthetic, which needs nothing.")
 @click.option("--batch", type=click.IntRange(1), default=16, show_default=True, help="Sequences a step.")
-@click.option("--sequence", type=click.IntRange(2), default=256, show_default=True, help="Bytes a sequence.")
+@click.option("--sequence", type=click.IntRange(4), default=256, show_default=True, help="Bytes a sequence.")
 @click.option("--device", help="cuda or cpu; default: the best one here.")
 @click.option("--seed", type=Seed(), default=0, show_default=True, help="Of weights and order of data.")
 def command_checkpoint(

@@ -316,7 +316,10 @@ class ArmTrainer(PartsTrainer):
         scheme, dtype = self.changes.gradients, self._residual.dtype
         whole = torch.cat([x.flatten() for x in self._grads]).to(dtype)
         wanted = whole.float() + self._residual.float() if self._steps % SENT_EVERY == 0 else None
-        payload, self._residual = compress(gradient=whole, residual=self._residual, scheme=scheme, keep=KEEP)
+        before = self._residual
+        payload, self._residual = compress(gradient=whole, residual=before, scheme=scheme, keep=KEEP)
+        if self.scaled:  # a step that overflows is left out, and leaves nothing to those after it
+            self._residual = torch.where(whole.isfinite().all(), self._residual, before)
         sent = decompress(payload=payload, size=len(whole), dtype=dtype, scheme=scheme, keep=KEEP)
         self.ratio = whole.nbytes / payload.nbytes
         if wanted is not None:
@@ -383,16 +386,21 @@ class ArmTrainer(PartsTrainer):
     # What is asked of it between steps.
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(B, S, V) in fp32 by the arm's own parts, its loss apart; the same weights."""
+        """(B, S, V) in fp32 by the arm's own parts, its loss apart; the same weights. Shorter windows than the
+        case's are filled up, as tables of positions are of its length.
+        """
         import torch
 
+        S = tokens.shape[-1]
+        if S < self.recipe.S:
+            tokens = torch.nn.functional.pad(tokens, (0, self.recipe.S - S))
         if self._twin is None:
             device = self._params[0].device
             parts = self.parts(device) | {"loss": lambda x, weight, target: x @ weight.mT}
             self._twin = self._beside(parts)
         with torch.no_grad():
             found: torch.Tensor = self._twin(tokens, tokens)
-        return found.float().view(*tokens.shape, -1)
+        return found.float().view(*tokens.shape, -1)[:, :S]
 
     def _beside(self, parts: dict[str, Callable[..., Any]]) -> Any:
         """A module of these parts, executed eagerly, whose weights are the arm's."""
@@ -575,6 +583,8 @@ def _linear_attention(call: Callable[..., Any]) -> Callable[..., Any]:
         from torch.nn.functional import normalize
 
         B, H, S, _ = q.shape
+        if (shared := H // k.shape[1]) > 1:  # heads of a group see the same keys and values
+            k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
         decays = torch.log1p(-(2.0 ** -(3 + 5 * torch.arange(H, device=q.device) / max(H - 1, 1))))
         g = decays.to(q.dtype).expand(B, S, H).contiguous()
         q, k = (normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))

@@ -18,6 +18,8 @@ BATCHES = 4
 """Batches of text that tasks are made of."""
 KEY = 8
 """Bytes of what is planted."""
+SHORTEST = 4
+"""Bytes of a window that each task has a target in."""
 APART = 0.05
 """Bits a byte by which arms may differ in a task: of what is repeated a good model needs next to none, so that
 there is nothing to be a fraction of.

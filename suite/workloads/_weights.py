@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from ...registry.store.record import Case
@@ -72,7 +73,13 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
 
 
 def load(model: str, data: str, steps: int) -> dict[str, Any]:
-    """Weights by name, on the host. Raises `Unavailable` as `find` does."""
-    found = Checkpoint(find(model, data, steps)).load("cpu")
+    """Weights by name, on the host. Raises `Unavailable` as `find` does, and where its file is damaged."""
+    path = find(model, data, steps)
+    try:
+        found = Checkpoint(path).load("cpu")
+    except (EOFError, OSError, RuntimeError, UnpicklingError) as error:
+        raise Unavailable(
+            f"data: {path.name} in {path.parent} is no checkpoint or is damaged: {str(error).partition('. ')[0]}"
+        ) from None
     assert found is not None, "it was there a moment ago"
     return found

@@ -356,7 +356,7 @@ WORKLOAD = Converge(
         "A": "micro-batches a step",
         "P": "steps that a checkpoint was trained for before; 0: from random weights",
     },
-    least={"B": 1, "S": 1, "N": 1, "A": 1},
+    least={"B": 1, "S": tasks.SHORTEST, "N": 1, "A": 1},
     options={
         "model": tuple(x for model in catalog().models.values() for x in model.configurations),
         "data": (*text.DATA, text.ENCODED),

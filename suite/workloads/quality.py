@@ -217,6 +217,7 @@ WORKLOAD = Quality(
     name="quality",
     summary="A trained model's perplexity, and what exchanging a kernel costs it",
     axes={"B": "sequences a batch", "S": "bytes a sequence", "N": "steps that the weights were trained for"},
+    least={"B": 1, "S": tasks.SHORTEST, "N": 1},
     options={
         "model": tuple(x for model in catalog().models.values() for x in model.configurations),
         "data": text.DATA,

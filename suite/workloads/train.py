@@ -30,6 +30,7 @@ from ..workload import Workload
 from . import _coarse_products as coarse_products
 from . import _coarse_states as coarse
 from . import _expected as answer
+from . import _masters as masters
 from . import _muon as muon
 from . import _pieces as pieces
 from . import _yardstick as yardstick
@@ -459,6 +460,8 @@ class Program:
             check = muon.check_weights
         elif self.bound.change < inf and getattr(trainer, "products", r.products) == "e4m3":
             check = coarse_products.check_weights
+        elif r.state == "master32" and not r.large:
+            check = masters.check_weights
         if getattr(trainer, "coarse_states", False):
             check = coarse.check_weights
         found = check(trainer, r, self.expected, self.session.seed, self._bound_of_weights(trainer))

@@ -109,3 +109,31 @@ def test_the_rate_of_the_base_is_near_the_best_of_five():
     assert rate_tried(losses, 2e-3) is None
     assert "from the best of 5 tried, 0.001" in str(rate_tried(losses, 4e-3))
     assert "4 rates were tried" in str(rate_tried({k: v for k, v in losses.items() if k != 4e-3}, 1e-3))
+
+
+def test_a_base_that_gets_no_better_has_no_steps_to_compare():
+    """The reason is the base, and not that curves are missing; no seed counts as unreached for it."""
+    worse, right = ((0.0, 4.0), (100.0, 5.0)), ((0.0, 4.0), (100.0, 3.0))
+    found = steps_ratio(dict.fromkeys(range(5), worse), dict.fromkeys(range(5), right))
+    assert (found.kind, found.reason) == (
+        "inconclusive",
+        "the base does not get below the loss that it begins with",
+    )
+    base = {**dict.fromkeys(range(5), right), 5: worse}
+    arm = {**dict.fromkeys(range(5), right), 5: worse}
+    assert steps_ratio(base, arm).unreached == 0
+    assert steps_ratio(base, {**arm, 5: ((0.0, 6.0), (100.0, 6.0))}).kind == "within"
+
+
+def test_an_interval_of_five_seeds_holds_the_truth_as_often_as_it_says():
+    drawn = np.random.default_rng(1)
+    held = 0
+    for _ in range(200):
+        base, arm = {}, {}
+        for seed in range(5):
+            speed = float(np.exp(drawn.normal(0, 0.02)))
+            base[seed] = tuple((x, math.exp(-x / 400)) for x in range(0, 1001, 50))
+            arm[seed] = tuple((x, math.exp(-x * speed / 400)) for x in range(0, 1001, 50))
+        found = steps_ratio(base, arm)
+        held += found.low <= 1 <= found.high
+    assert held >= 0.92 * 200

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from click.testing import CliRunner
@@ -129,6 +130,99 @@ def test_products_that_are_no_pattern_are_not_attributed() -> None:
     assert seen.calls() == ()
     with pytest.raises(InputError, match="no call that is an operator of ours"):
         seen.plan(Catalog.default())
+
+
+ODD = {
+    "one element of four dimensions": lambda x, q: q[0, 0, 0, 0],
+    "NumPy's numbers": lambda x, q: x * numpy.sqrt(8),
+    "powers by tensors": lambda x, q: (x ** x.abs(), torch.pow(2.0, x)),
+    "names of arguments": lambda x, q: (
+        torch.mul(input=x, other=x),
+        torch.add(input=x, other=x),
+        torch.cat(tensors=[x, x]),
+        torch.pow(input=x, exponent=2),
+        torch.mean(input=x),
+        torch.rsqrt(input=x),
+        torch.neg(input=x),
+        functional.silu(input=x),
+    ),
+    "no dimension": lambda x, q: (functional.gelu(x[0, 0]), functional.softmax(x[0, 0], -1)),
+    "no strides": lambda x, q: x.to_sparse_csr() @ x.mT,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("what", ODD)
+def test_a_call_of_an_odd_form_is_still_the_programs_own(what: str) -> None:
+    """Whatever a rule does not expect: what is right without a capture is right within."""
+    x, q = torch.rand(3, 8), torch.rand(1, 2, 4, 8)
+    with Capture() as seen:
+        ODD[what](x, q)
+    assert seen.calls() == ()
+
+
+def test_arguments_by_name_are_the_same_call() -> None:
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    with Capture() as seen:
+        torch.mul(input=functional.silu(input=x), other=x)
+        square = torch.mean(input=torch.pow(input=x, exponent=2), dim=-1, keepdim=True)
+        torch.mul(input=torch.mul(input=x, other=torch.rsqrt(input=square + 1e-6)), other=weight)
+    assert {x.call.operator for x in seen.calls()} == {"swiglu", "rms_norm"}
+
+
+@pytest.mark.parametrize("over", [{}, {"dim": 0, "keepdim": True}, {"dim": (0, 1), "keepdim": True}])
+def test_a_norm_over_other_dimensions_is_no_rms_norm(over: dict) -> None:
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    with Capture() as seen:
+        x * torch.rsqrt(x.pow(2).mean(**over) + 1e-6) * weight
+    assert seen.calls() == ()
+
+
+def test_losses_and_attention_that_do_more_than_a_case() -> None:
+    x, q = torch.randn(3, 8), torch.randn(1, 2, 4, 8)
+    with Capture() as seen:
+        functional.cross_entropy(x, torch.rand(3, 8))
+        functional.cross_entropy(x, torch.zeros(3, dtype=torch.long), torch.rand(8))
+        functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+    assert [x.call.operator for x in seen.calls()] == ["attention"]
+    assert "attention with dropout, which a case does not have" in seen.remarks
+
+
+def test_a_compiler_does_not_see_the_capture() -> None:
+    with Capture():
+        whole = torch.compile(lambda x: functional.silu(x) * x, backend="eager", fullgraph=True)
+        whole(torch.randn(3, 8))
+
+
+def test_a_closure_is_no_part_of_an_optimizers_step() -> None:
+    linear = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        loss = linear(torch.randn(3, 8)).sum()
+        loss.backward()
+        return loss
+
+    with Capture() as seen:
+        optimizer.step(closure)
+        optimizer.step(closure=closure)
+    assert sum(x.count for x in seen.calls() if x.call.axes[0] == ("M", 3)) == 2
+    assert seen.step()[0] == 2
+
+
+def test_a_step_that_raises_has_ended() -> None:
+    class Failing(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
+            raise ValueError("overflow")
+
+    linear = torch.nn.Linear(8, 2)
+    optimizer = Failing(linear.parameters(), lr=0.1)
+    with Capture() as seen:
+        for _ in range(3):
+            linear(torch.randn(3, 8))
+            with pytest.raises(ValueError, match="overflow"):
+                optimizer.step()
+    assert [x.count for x in seen.calls() if x.call.axes[0] == ("M", 3)] == [3]
 
 
 @pytest.mark.parametrize("command", [["gcc", "x.c"], ["-c", "print()"], []])

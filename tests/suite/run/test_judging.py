@@ -62,6 +62,16 @@ def test_the_shapes_are_others_than_the_known_and_the_seed_decides() -> None:
     assert len(widths) > 1
 
 
+@pytest.mark.parametrize("name", ["softmax", "rms_norm", "matmul"])
+def test_whatever_the_seed_is_a_kernel_meets_odd_sizes(name: str) -> None:
+    operator = Catalog.default().operator(name)
+    known = [x for grid in operator.plans["quick_cpu"] for x in operator.expand(grid)]
+    for seed in range(50):
+        drawn = unseen_cases(operator, known, random.Random(seed))
+        assert len(drawn) == UNSEEN
+        assert any(all(size % 2 for size in x.axes.values()) for x in drawn)
+
+
 def _softmax() -> list[Case]:
     operator = Catalog.default().operator("softmax")
     return [x for grid in operator.plans["quick_cpu"] for x in operator.expand(grid)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.record import Measurement
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
@@ -117,6 +118,45 @@ def test_the_end_of_a_window_and_what_stands_in_it_twice():
     assert bytes(planted[0, 10:12].tolist()) == b"\n#"
     # Logits that know nothing need 8 bits a byte.
     assert _tasks.bits(lambda x: torch.zeros(*x.shape, 256), [(twice, targets)]) == pytest.approx(8)
+
+
+def test_windows_of_an_odd_length_are_asked_everything(catalog):
+    """A task of the window's half twice is one shorter, and tables of positions are not."""
+    axes, options = {"B": 2, "S": 9, "N": 1}, {"model": "llama-tiny", "data": "synthetic"}
+    case = converge.WORKLOAD.case(axes, "fp32", "program", **options)
+    trainer = converge.assemble(case, Assembly(System("arm"), catalog))
+    trainer.load(_training.initial(converge.read(case), 3, torch.device("cpu")))
+    tokens = torch.arange(18).view(2, 9)
+    for batches in _tasks.asked([(tokens, tokens + 1)], 0).values():
+        assert 0 < _tasks.bits(trainer.logits, batches) < 100
+    assert torch.allclose(trainer.logits(tokens[:, :8]), trainer.logits(tokens)[:, :8], atol=1e-5)
+
+
+@pytest.mark.parametrize("workload", [converge.WORKLOAD, quality.WORKLOAD])
+def test_windows_without_a_target_for_each_task_are_refused(workload):
+    with pytest.raises(InputError, match="axis S is 3; it is at least 4"):
+        workload.case({"B": 2, "S": 3, "N": 1}, "fp32", "program", model="llama-tiny", data="synthetic")
+
+
+def test_linear_attention_of_heads_that_share_keys(catalog):
+    case = converge.WORKLOAD.case(
+        {"B": 2, "S": 16, "N": 1}, "fp32", "program", model="llama-tiny", data="synthetic"
+    )
+    trainer = converge.assemble(case, Assembly(System("linear", changes=Changes(attention="linear")), catalog))
+    trainer.load(_training.initial(converge.read(case), 3, torch.device("cpu")))
+    assert trainer.logits(torch.zeros(2, 16, dtype=torch.int64)).isfinite().all()
+
+
+@pytest.mark.parametrize("gradients", ["int8", "fp8", "topk"])
+def test_an_overflow_is_not_kept_for_the_next_steps(arm, gradients):
+    """What compression leaves of a step that fp16 leaves out is not finite, and would be in all that follow."""
+    trainer = arm.make(Changes(dtype="fp16", gradients=gradients))
+    trainer.load(_training.initial(trainer.recipe, 3, torch.device("cpu")))
+    trainer._scale = 2.0**20  # some halvings from where nothing overflows
+    tokens = torch.arange(32).view(1, 2, 16)
+    for _ in range(8):
+        trainer.step(tokens, tokens + 1)
+    assert 0 < int(trainer.counts["skipped"]) < 8
 
 
 def test_the_same_arm_twice_has_the_same_numbers(arm, plain):

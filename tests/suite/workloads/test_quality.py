@@ -175,6 +175,34 @@ def test_an_unknown_model_is_refused(capsys):
     assert "gpt2-tiny" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [
+        ("bert-tiny", ["--data", "synthetic"], "position 7 sees what comes after it"),
+        ("gpt2-tiny", ["--data", "synthetic", "--batch", "1100"], "fewer than a batch of 1100 × 16"),
+        ("gpt2-tiny", ["--data", "corpus_gpt2"], "a model of 512 tokens, GPT-2's are 50257"),
+    ],
+)
+def test_a_model_that_cannot_learn_so_is_refused(model, options, said, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("KERNELMARK_CHECKPOINTS", str(tmp_path))
+    arguments = ["checkpoint", model, "--steps", "1", "--batch", "1", "--sequence", "16", "--device", "cpu"]
+    with pytest.raises(SystemExit) as ended:
+        cli.run_command(cli.cli, [*arguments, *options])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("left", [0, 3, 900])
+def test_a_damaged_checkpoint_is_named(left, monkeypatch, tmp_path):
+    monkeypatch.setenv("KERNELMARK_CHECKPOINTS", str(tmp_path))
+    path = tmp_path / "gpt2-tiny-synthetic-3-B1-S16-seed0-fp32.pt"
+    torch.save({"embedding": torch.zeros(512, 64)}, path)
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(Unavailable, match=f"{path.name} in .* is no checkpoint or is damaged"):
+        _weights.load("gpt2-tiny", "synthetic", 3)
+
+
 def certain(tokens: torch.Tensor) -> torch.Tensor:
     """Logits by which the next byte is the last one plus one, with e times the weight of any other."""
     return torch.nn.functional.one_hot((tokens + 1) % 256, 256).float()

@@ -310,6 +310,29 @@ def test_a_fault_that_begins_after_the_first_steps_is_found_in_the_window(bench:
         here.measure(here.trainer(Later))
 
 
+class NoBiasCorrection(PartsTrainer):
+    """Each step is one so late that no bias is left."""
+
+    def _updated(self, step: int, **tensors: Any) -> None:
+        super()._updated(1_000_000, **tensors)
+
+
+class TenfoldDecay(PartsTrainer):
+    """Weights decay ten times as fast."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.hyperparameters["weight_decay"] *= 10
+
+
+@pytest.mark.parametrize("kind", [NoBiasCorrection, TenfoldDecay])
+def test_masters_are_rounded_once_and_hide_no_wrong_update(bench: Any, kind: type[PartsTrainer]) -> None:
+    here = bench("llama-tiny", dtype="bf16", state="master32")
+    assert here.measure(here.trainer()).samples["change_error"][0] < 0.1
+    with pytest.raises(Incorrect, match="change of"):
+        here.measure(here.trainer(kind))
+
+
 @pytest.mark.parametrize("execution", ["eager", "aot_eager"])
 def test_micro_batches_masters_and_executions_give_the_same_answer(bench: Any, execution: Any) -> None:
     here = bench("llama-tiny", A=2, dtype="bf16", state="master32", slice="first1")
