@@ -38,8 +38,17 @@ def first_line(said: object, otherwise: str = "") -> str:
     """The first line of an exception's text or a program's output, for one line of a message; where it ends in a
     colon, with what it announces.
     """
-    lines = [x.strip() for x in str(said).splitlines() if x.strip()]
+    lines = [x.strip() for x in text_of(said).splitlines() if x.strip()]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else otherwise
+
+
+def text_of(said: object) -> str:
+    """An exception's text, whoever wrote it: one that cannot be made, or written down, is no other failure."""
+    try:
+        text = str(said)
+    except Exception as error:
+        return f"its text cannot be made: {type(error).__name__}"
+    return text.encode(errors="replace").decode()  # a surrogate alone is no text
 
 
 def last_line(said: str, otherwise: str = "it said nothing") -> str:

@@ -201,7 +201,12 @@ def fitted(times_ms: Sequence[tuple[float, float]], world: int) -> Link:
     determinant = aa * bb - ab * ab
     alpha = (sum(a) * bb - sum(b) * ab) / determinant
     inverse = (sum(b) * aa - sum(a) * ab) / determinant
-    return Link(max(alpha, 0.0), 1 / max(inverse, 1e-300))
+    # Neither can be below zero; where one would be, the other is fitted without it, not kept as it was beside it.
+    if alpha < 0:
+        alpha, inverse = 0.0, sum(b) / bb
+    elif inverse < 0:
+        alpha, inverse = sum(a) / aa, 0.0
+    return Link(alpha, 1 / max(inverse, 1e-300))
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:

@@ -7,6 +7,8 @@ inputs are others than before and nobody says so. Therefore:
 * Each input is cut into blocks along its longest dimension. Before every timed call one block of one input is
   exchanged, outside of the clock, for what a second draw of the same inputs has there. Which one is random. So no
   content comes twice, whatever part of it is looked at, and the next differs from the last in a small part only.
+* Where all inputs are integers, which may belong together, they are exchanged as a whole: contents come again,
+  but never one as the call before had it.
 * At one step, not known before and no other in kind, the content is one that a case has for all implementations,
   reached by each in an order of its own. The answer there is held against the reference.
 * Of the other answers one is kept, chosen only after the call has returned, and held against what the same call
@@ -77,6 +79,19 @@ class _Part(NamedTuple):
         self.target.narrow(self.dim, start, length).copy_(source)
 
 
+class _Whole(NamedTuple):
+    """Inputs that are exchanged all at once: of integers, as places or lengths, only those of one draw belong to
+    each other.
+    """
+
+    parts: tuple[_Part, ...]
+    blocks: int = 1
+
+    def lay(self, block: int, draw: bool) -> None:
+        for x in self.parts:
+            x.target.copy_(x.draws[draw])
+
+
 class _Kept(NamedTuple):
     """A copy of an answer, of what the call updated in place (by the inputs' ids), and the blocks exchanged."""
 
@@ -110,11 +125,10 @@ class Fresh:
         still = updated | {id(x) for x in bench.kept()}
         drawn = list(zip(bench.varied, bench.values, bench.decoys, strict=True))
         self._own = [(x, value) for x, value, _ in drawn if id(x) in updated]
-        self._parts = [
-            _Part.of(x, value, other)
-            for x, value, other in drawn
-            if x.is_floating_point() and x.numel() and x.dim() and id(x) not in still
-        ]
+        given = [x for x in drawn if x[0].numel() and x[0].dim() and id(x[0]) not in still]
+        self._parts: list[_Part | _Whole] = [_Part.of(*x) for x in given if x[0].is_floating_point()]
+        if given and not self._parts:  # else nothing would change, and an answer kept by version would do
+            self._parts = [_Whole(tuple(_Part.of(*x) for x in given))]
         self._no_grad = torch.no_grad
         self._exchanged: set[Block] = set()
         self._way: list[Block] = []

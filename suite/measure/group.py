@@ -190,7 +190,8 @@ class Ranked:
         import torch.distributed as dist
 
         own = tensor.detach().contiguous()
-        raw = own.view(torch.uint8) if own.dim() else own.reshape(1).view(torch.uint8)  # of any dtype
+        # Of any dtype; in a row first: a dimension of size 1 may have any stride, and torch views only 1 as bytes.
+        raw = own.reshape(-1).view(torch.uint8)
         found = [torch.empty_like(raw) for _ in range(self.size)]
         dist.all_gather(found, raw, group=self.data)
         return [x.view(own.dtype).view(own.shape) for x in found]

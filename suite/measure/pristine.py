@@ -20,6 +20,8 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +43,8 @@ PLACES = ("_DIR", "_PATH", "_HOME")
 """Their endings where they only name a place; torch.compile sets its cache's."""
 HARNESS = tuple(f"{__package__.partition('.')[0]}.{room}." for room in ("suite", "registry"))
 _MISSING = object()
+BY_BACKEND = "by backend"
+"""What torch's older name of a precision says once its newer names have told it otherwise: it cannot be read."""
 
 
 class _Name(NamedTuple):
@@ -70,10 +74,12 @@ class Pristine:
         self._switches = tuple((x, x.read()) for x in _switches())
         self._seeds = _Seeds()
         self._loaded: frozenset[int] | None = None
+        self._compilers = _compilers()
 
     def begin(self) -> None:
         """An implementation is about to be loaded."""
         self._loaded = None
+        self._compilers = _compilers()
 
     def tampered(self) -> str | None:
         """The name of what was replaced and may not be, if anything was; it is put back.
@@ -103,6 +109,8 @@ class Pristine:
             if now is not _MISSING and value is not _MISSING and now != value:
                 switch.put(value)
                 remarks.append(f"it changed {_told(switch.name, value, now)}; put back")
+        if changed := _put_compilers(self._compilers):
+            remarks.append(f"it changed settings of torch's compilers ({', '.join(changed)}); put back")
         if self._seeds.put_back():
             remarks.append("it seeded torch's random numbers; put back")
         return tuple(remarks)
@@ -219,11 +227,6 @@ def _switches() -> Iterator[_Switch]:
     yield _Switch(
         "deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
     )
-    yield _Switch(
-        "the precision of fp32 products",
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    )
     yield _Switch("gradient mode", torch.is_grad_enabled, torch._C._set_grad_enabled)
     yield _Switch("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly)
     yield _Switch("denormal numbers", _keeps_denormals, lambda kept: torch.set_flush_denormal(not kept))
@@ -244,6 +247,10 @@ def _switches() -> Iterator[_Switch]:
     for owner, path, names in flags:
         for name in names:
             yield _flag(owner, path, name)
+    # After the flags, which are among its older names: putting one of them back sets newer ones.
+    yield _Switch("the precision of fp32 products", _precisions, _put_precisions)
+    for kind in ("cpu", "cuda"):
+        yield _Switch(f"autocast on {kind}", partial(_autocast, kind), partial(_put_autocast, kind))
     for kind in ("flash", "mem_efficient", "math", "cudnn"):
         read, put = getattr(cuda, f"{kind}_sdp_enabled", None), getattr(cuda, f"enable_{kind}_sdp", None)
         if read is not None and put is not None:
@@ -256,6 +263,10 @@ def _switches() -> Iterator[_Switch]:
     yield _Switch("Python's profiling", sys.getprofile, sys.setprofile)
     yield _Switch("garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable())
     yield _Switch("garbage collection's thresholds", gc.get_threshold, lambda x: gc.set_threshold(*x))
+    if hasattr(os, "sched_getaffinity"):
+        yield _Switch(
+            "the cores it may use", lambda: os.sched_getaffinity(0), lambda x: os.sched_setaffinity(0, x)
+        )
     yield _Switch("the working directory", os.getcwd, os.chdir)
     yield _Switch("environment variables", _variables, _put_variables)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
@@ -266,14 +277,97 @@ def _switches() -> Iterator[_Switch]:
         )
 
 
+_COMPILERS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
+
+
+def _compilers() -> dict[tuple[str, str], Any]:
+    """What was set by hand in the settings of torch's compilers, of those that are loaded."""
+    found = {}
+    for module in _COMPILERS:
+        for name, entry in getattr(sys.modules.get(module), "_config", {}).items():
+            override: Any = getattr(entry, "user_override", None)
+            value = override.get() if isinstance(override, ContextVar) else entry.default
+            # Reading one that is a list sets a copy of its default.
+            if value is not _unset() and value != entry.default:
+                found[module, name] = value
+    return found
+
+
+def _unset() -> Any:
+    from torch.utils import _config_module
+
+    return getattr(_config_module, "_UNSET_SENTINEL", None)
+
+
+def _put_compilers(before: dict[tuple[str, str], Any]) -> list[str]:
+    """Puts these back: with one of them, whoever compiles after it would compile otherwise, or not at all."""
+    now = _compilers()
+    changed = [x for x in now.keys() | before.keys() if now.get(x, _MISSING) != before.get(x, _MISSING)]
+    for module, name in changed:
+        owner: Any = sys.modules[module]
+        owner._config[name].user_override.set(before.get((module, name), _unset()))
+    return sorted(f"{module}.{name}" for module, name in changed)
+
+
 def _flag(owner: Any, path: str, name: str) -> _Switch:
     def read() -> Any:
         try:
             return getattr(owner, name)
-        except (AttributeError, RuntimeError):  # not of this torch, or set through its newer names
+        except AttributeError:  # not of this torch
             return _MISSING
+        except RuntimeError:
+            return BY_BACKEND
 
-    return _Switch(f"{path}.{name}", read, lambda value: setattr(owner, name, value))
+    def put(value: Any) -> None:
+        if value is not BY_BACKEND:
+            setattr(owner, name, value)
+
+    return _Switch(f"{path}.{name}", read, put)
+
+
+_PRECISIONS = (("generic", "all"), *((b, o) for b in ("cuda", "mkldnn") for o in ("all", "matmul", "conv", "rnn")))
+"""Backends and operations whose precision of fp32 torch can be told, what others inherit first."""
+
+
+def _precisions() -> dict[str, str]:
+    """By torch's older name, which cannot be read once newer ones say something else, and by its newer ones."""
+    import torch
+
+    try:
+        found = {"all": torch.get_float32_matmul_precision()}
+    except RuntimeError:
+        found = {"all": BY_BACKEND}
+    if (read := getattr(torch._C, "_get_fp32_precision_getter", None)) is not None:
+        for backend, operation in _PRECISIONS:
+            said = read(backend, operation)
+            # "none" is the same, until one that it inherits from is told.
+            found[f"{backend}.{operation}"] = "ieee" if said == "none" else said
+    return found
+
+
+def _put_precisions(before: dict[str, str]) -> None:
+    import torch
+
+    if before["all"] != BY_BACKEND:
+        torch.set_float32_matmul_precision(before["all"])
+    for backend, operation in _PRECISIONS:
+        name = f"{backend}.{operation}"
+        if name in before and _precisions()[name] != before[name]:
+            wanted = "none" if before[name] == "ieee" else before[name]
+            torch._C._set_fp32_precision_setter(backend, operation, wanted)
+
+
+def _autocast(kind: str) -> tuple[bool, Any]:
+    import torch
+
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
+def _put_autocast(kind: str, before: tuple[bool, Any]) -> None:
+    import torch
+
+    torch.set_autocast_enabled(kind, before[0])
+    torch.set_autocast_dtype(kind, before[1])
 
 
 def _keeps_denormals() -> bool:

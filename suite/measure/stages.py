@@ -173,11 +173,16 @@ class Trial:
 
     def verify(self, call: Callable[[], Any]) -> float:
         """Runs on other inputs first, spoils that result, and compares the one on the true inputs."""
+        import torch
+
         bench = self.bench
         bench.lay_doubled()
         result = call()
         self.device.synchronize()
-        inputs = {x.untyped_storage().data_ptr() for x in bench.varied}
+        for x in flat(result):
+            if (layout := getattr(x, "layout", None)) not in (None, torch.strided):
+                raise Incorrect(f"its output is {layout} and no plain tensor")
+        inputs = {x.untyped_storage().data_ptr() for x in (*bench.varied, *bench.still, *bench.gradients)}
         poison([x for x in flat(result) if x.untyped_storage().data_ptr() not in inputs])
         del result
         bench.lay(bench.values)
@@ -213,7 +218,10 @@ class Trial:
             if self._matches(lambda: bench.comparable(call()), tolerance) and not self._one_answer(tolerance):
                 raise Incorrect("stale output: other inputs gave the same answer")
         bench.lay(bench.values)
-        deviation(bench.comparable(call()), bench.references, tolerance)
+        outputs = bench.comparable(call())
+        if bench.changed(outputs):  # as one may that has seen its first calls go by
+            raise Incorrect("it changed its inputs")
+        deviation(outputs, bench.references, tolerance)
 
     def _matches(self, answer: Callable[[], Sequence[Any]], tolerance: Tolerance) -> bool:
         try:
@@ -326,6 +334,17 @@ class Trial:
             alone += largest(group, own.sample(still))[0]
         return max(0.0, median(samples) - median(alone))
 
+    def _everyones(self, remarks: tuple[str, ...]) -> tuple[str, ...]:
+        """All ranks' remarks, each once; what not all say with the rank that says it."""
+        said = self.bench.group.every(remarks)
+        return tuple(
+            dict.fromkeys(
+                text if all(text in x for x in said) else f"rank {rank} of {len(said)}: {text}"
+                for rank, own in enumerate(said)
+                for text in own
+            )
+        )
+
     def joules(self, call: Callable[[], Any], latency_ms: float) -> list[energy.Energy]:
         """The energy of a call as each rank's board counts it; nothing where it is not asked for, or not there."""
         group, nvml = self.bench.group, self.device.nvml
@@ -402,7 +421,7 @@ class Trial:
             throttled=tuple(watch.throttled),
             tuning=tuning,
             remarks=(
-                *self.remarks,
+                *self._everyones(self.remarks),
                 *self.untold,
                 *watch.company(),
                 *([f"no energy: {unknown}"] if unknown else []),

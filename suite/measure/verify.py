@@ -66,6 +66,9 @@ def deviation(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor
         name = f"output {index}" if len(outputs) > 1 else "output"
         if output.shape != reference.shape:
             raise Incorrect(f"{name} has shape {tuple(output.shape)}, the reference {tuple(reference.shape)}")
+        if output.is_complex() and not reference.is_complex():
+            # As real numbers it would lose its other half, whatever that is.
+            raise Incorrect(f"{name} is of {output.dtype}, the reference of real numbers")
         if output.numel() == 0:
             continue
         got = output.to(reference.dtype)

@@ -56,6 +56,11 @@ class Workbench:
     """The right answer for the numbers before they were quantized, once it was asked for."""
     known_gradients: tuple[torch.Tensor, ...] = ()
     """Over ranks, the gradients of the outputs for which the answer is known, of all ranks."""
+    still: tuple[torch.Tensor, ...] = ()
+    """What calls read, may not write to, and does not vary: inputs of a backward pass alone, gradients of outputs
+    in a pass with both. No copies are kept of it, which memory would have to hold, but `digests`.
+    """
+    digests: tuple[int, ...] = ()
 
     @classmethod
     def build(
@@ -107,10 +112,31 @@ class Workbench:
             varied = [x for _, x in tensors(inputs)]
             decoys = [x for _, x in tensors(decoy)]
         values = [x.detach().clone() for x in varied]
-        return cls(
+        bench = cls(
             case, operator, inputs, gradients, varied, values, decoys, references, wide, reference_s, group=group,
             seed=seed, known_gradients=known,
         )  # fmt: skip
+        apart = {id(x) for x in (*varied, *bench.updated())}
+        fixed = () if bench.in_part else gradients  # `known` lays others
+        every = (*(x for _, x in tensors(inputs)), *fixed)
+        bench.still = tuple(x for x in every if id(x) not in apart)
+        bench.digests = tuple(map(_digest, bench.still))
+        return bench
+
+    def restore(self) -> None:
+        """Lays all that calls read as it was drawn, whatever an implementation has written there."""
+        import torch
+
+        self.lay(self.values)
+        if tuple(map(_digest, self.still)) == self.digests:
+            return
+        device = self.varied[0].device
+        again = Workbench.build(
+            self.operator, self.case, device, self.seed, self.group, self.wide == torch.float64
+        )
+        with torch.no_grad():
+            for target, content in zip(self.still, again.still, strict=True):
+                target.detach().copy_(content.detach())
 
     @property
     def tolerance(self) -> Tolerance:
@@ -205,7 +231,9 @@ class Workbench:
                 value = _overwritten(value, target, results)
             return torch.equal(_bits(target.detach()), _bits(value))
 
-        return not all(map(same, self.varied, self.values))
+        if not all(map(same, self.varied, self.values)):
+            return True
+        return tuple(map(_digest, self.still)) != self.digests
 
     def hold_finite(self) -> None:
         """Raises `Incorrect` unless what calls update in place holds numbers still, after however many calls."""
@@ -381,6 +409,25 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor.contiguous()
     # One of size 1 is contiguous whatever its stride is, and torch views only a stride of 1 as bytes.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
+DIGESTED = 1 << 22
+"""Words that are digested at once: what that takes beside them is small."""
+
+
+def _digest(tensor: torch.Tensor) -> int:
+    """A number that is another one for other contents: a sum of all words, each with a weight of its place."""
+    import torch
+
+    bits = _bits(tensor.detach())
+    if bits.numel() % 4 == 0:
+        bits = bits.view(torch.int32)  # a quarter of the products
+    generator = torch.Generator(bits.device).manual_seed(0)
+    weights = torch.randint(1, 1 << 40, (min(DIGESTED, bits.numel()),), device=bits.device, generator=generator)
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for place, part in enumerate(bits.split(DIGESTED)):
+        total += (2 * place + 1) * (weights[: part.numel()] * part).sum()
+    return int(total)
 
 
 def _raised(inputs: Inputs, dtype: torch.dtype) -> Inputs:

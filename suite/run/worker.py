@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from ...registry.errors import first_line
+from ...registry.errors import first_line, text_of
 from ...registry.store.record import (
     PROVIDER,
     YARDSTICK,
@@ -435,7 +435,7 @@ def _judged(error: BaseException) -> tuple[Status, str]:
         return "unavailable", text
     if isinstance(error, NotImplementedError):
         return "unsupported", text or "not implemented"
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text_of(error):
         return "out_of_memory", text or "out of memory"
     if isinstance(error, ImportError):
         return "unavailable", named
@@ -446,7 +446,7 @@ def _restore(bench: Workbench, device: Device, result: Result, send: Callable[[M
     """Puts the inputs back after a failure; where even that fails the context is broken."""
     try:
         device.synchronize()
-        bench.lay(bench.values)
+        bench.restore()
         device.release()
         device.synchronize()
     except Exception as error:

@@ -20,3 +20,13 @@ from kernelmark.registry.errors import first_line
 )
 def test_first_line(said, line):
     assert first_line(said, "nothing") == line
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def test_a_text_that_cannot_be_made_or_written_is_no_other_failure():
+    assert first_line(Unreadable()) == "its text cannot be made: ValueError"
+    assert first_line(ValueError("\ud800 alone")) == "? alone"

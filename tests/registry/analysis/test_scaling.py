@@ -154,6 +154,18 @@ def test_a_link_is_found_again():
         fitted(times[:1] * 3, 2)
 
 
+@pytest.mark.parametrize(
+    ("times", "alpha", "beta"),
+    [
+        ([(1e6, 0.05), (1e8, 10.0)], 0.0, 5e8 / 30),  # more than in proportion to the bytes
+        ([(1e3, 1.0), (1e6, 0.8)], 2.25 / 2.5625 / 2, 1e300),  # less for more of them
+    ],
+)
+def test_a_link_without_a_time_of_one_kind_has_the_other_fitted_alone(times, alpha, beta):
+    found = fitted(times, 2)
+    assert (found.alpha_ms, found.beta) == (pytest.approx(alpha), pytest.approx(beta))
+
+
 @pytest.mark.parametrize("compute", [30.0, 900.0])
 def test_four_are_predicted_from_two(compute):
     """Steps that were really made by this model, timed with deviations of half a per cent."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from statistics import median
 
 import pytest
 import torch
+import torch._dynamo
 from kernelmark.baselines._terms import keeping
 from kernelmark.suite.doctor.planted.baselines import hacks
 from kernelmark.suite.doctor.planted.baselines.faults import honest
@@ -71,6 +74,23 @@ def test_a_memory_by_version_is_of_no_use(trial, bench, monkeypatch):
     assert len(computed) >= len(samples)
 
 
+def test_a_memory_by_version_is_of_no_use_where_all_inputs_are_integers():
+    case = OPERATOR.case({"N": 64}, "fp32", "forward")
+    drawn = lambda case, device, generator: {"x": torch.randint(0, 99, (64,), generator=generator)}  # noqa: E731
+    operator = dataclasses.replace(OPERATOR, inputs=drawn, reference=lambda x: x.to(torch.float64).sqrt())
+    bench = Workbench.build(operator, case, CPU, 1)
+    computed, kept = [], {}
+
+    def by_version(x):
+        if x._version not in kept:
+            computed.append(0)
+            kept[x._version] = x.to(torch.float64).sqrt()
+        return kept[x._version]
+
+    samples = Trial(Cpu.open(), bench, "hot", SAMPLING, Stages()).run(lambda: by_version).samples["latency"]
+    assert len(computed) >= len(samples) > 0
+
+
 @pytest.mark.parametrize("calibrating", [1, 2, 5])
 def test_inputs_change_where_calibrating_led_to_what_is_checked(calibrating):
     bench = Workbench.build(OPERATOR, OPERATOR.case({"N": 96}, "fp32", "forward"), CPU, 1)
@@ -88,6 +108,40 @@ def test_inputs_change_where_calibrating_led_to_what_is_checked(calibrating):
         fresh.after(true(**bench.inputs))
     assert not fresh.due
     fresh.check(lambda: true(**bench.inputs), bench.tolerance)
+
+
+def _dynamo_off() -> None:
+    torch._dynamo.config.disable = True
+
+
+OF_OTHERS = {
+    "fp32 products": (
+        lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+        torch.get_float32_matmul_precision,  # which torch refuses to say after that
+    ),
+    "autocast on cpu": (
+        lambda: torch.set_autocast_enabled("cpu", True),
+        lambda: torch.is_autocast_enabled("cpu"),
+    ),
+    "the cores it may use": (
+        lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+        lambda: os.sched_getaffinity(0),
+    ),
+    "torch._dynamo.config.disable": (_dynamo_off, lambda: torch._dynamo.config.disable),
+}
+
+
+@pytest.mark.parametrize("what", OF_OTHERS)
+def test_what_others_compute_by_is_put_back(what):
+    switch, read = OF_OTHERS[what]
+    if what == "the cores it may use" and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    pristine, before = Pristine(), read()
+    pristine.begin()
+    switch()
+    assert any(what in x for x in pristine.settle())
+    assert read() == before
+    assert pristine.settle() == ()
 
 
 def test_switches_are_put_back_and_remarked_upon(trial, bench):

@@ -26,6 +26,7 @@ def _in_step(group):
         "agreed": group.agreed(group.rank + 5),
         "largest": largest(group, [1.0 + group.rank, 3.0 - group.rank]),
         "gathered": [x.tolist() for x in group.gathered(tensor)],
+        "column": [x.tolist() for x in group.gathered(tensor.view(1, 2).t())],
         "random": group.random.random(),
     }
     for name, act in (("one", _one), ("all", _all), ("uneven", _uneven)):
@@ -57,6 +58,7 @@ def test_ranks_decide_together():
     assert first["agreed"] == 5
     assert first["largest"] == ([3.0, 3.0], [(1.0, 2.0, 3.0), (3.0, 2.0, 1.0)])
     assert first["gathered"] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    assert first["column"] == [[[0.0], [0.0]], [[1.0], [1.0]], [[2.0], [2.0]]]
     assert first["one"] == "Incorrect: rank 2 of 3: its last chunk is missing"
     assert first["all"] == "NotImplementedError: nowhere"
     assert first["uneven"].startswith("Incorrect: ranks took [1, 2] samples")

@@ -313,6 +313,57 @@ def test_inputs_are_left_alone():
     assert wrong(spoils) == "it changed its inputs"
 
 
+def test_inputs_are_left_alone_after_the_first_calls_too():
+    calls = []
+
+    def late(x):
+        calls.append(x)
+        return (x.relu_() if len(calls) > 2 else x.relu()).clone()
+
+    operator = dataclasses.replace(SOFTMAX, reference=lambda x: x.relu())
+    bench = Workbench.build(operator, SOFTMAX.case({"M": 4, "D": 8}, "fp32", "forward"), torch.device("cpu"), 1)
+    own = Trial(Fake([[1.0]]), bench, "hot", FEW, Stages())
+    with pytest.raises(Incorrect, match="changed its inputs"):
+        own.run(lambda: late)
+
+
+@pytest.mark.parametrize("pass_", ["backward", "forward_backward"])
+@pytest.mark.parametrize("written", ["input", "gradient"])
+def test_what_a_pass_does_not_vary_is_left_alone_and_put_back(pass_, written):
+    class Writes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward((x > 0).to(x.dtype))
+            y = x.relu()
+            if written == "input":
+                x.data.neg_()
+            return y
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.mul_(*ctx.saved_tensors) if written == "gradient" else gradient * ctx.saved_tensors[0]
+
+    operator = dataclasses.replace(SOFTMAX, reference=lambda x: x.relu())
+    bench = Workbench.build(operator, SOFTMAX.case({"M": 4, "D": 8}, "fp32", pass_), torch.device("cpu"), 1)
+    with pytest.raises(Incorrect, match="changed its inputs"):
+        Trial(Fake([[1.0]]), bench, "hot", FEW, Stages()).run(lambda: Writes.apply)
+    bench.restore()
+    Trial(Fake([[1.0]]), bench, "hot", FEW, Stages()).run(lambda: torch.relu)  # the next one has what it should
+
+
+def test_a_sparse_answer_is_wrong_and_not_unsupported():
+    bench = Workbench.build(SOFTMAX, SOFTMAX.case({"M": 4, "D": 8}, "fp32", "forward"), torch.device("cpu"), 1)
+    with pytest.raises(Incorrect, match="sparse_coo"):
+        Trial(Fake([[1.0]]), bench, "hot", FEW, Stages()).run(lambda: lambda x: x.softmax(-1).to_sparse())
+
+
+def test_a_gradient_that_is_the_outputs_own_is_not_poisoned():
+    operator = dataclasses.replace(SOFTMAX, reference=lambda x: x + 1)
+    case = SOFTMAX.case({"M": 4, "D": 8}, "fp32", "forward_backward")
+    bench = Workbench.build(operator, case, torch.device("cpu"), 1)
+    Trial(Fake([[1.0]]), bench, "hot", FEW, Stages()).run(lambda: lambda x: x + 1)
+
+
 def test_an_element_never_written_is_not_the_last_calls():
     kept: list[torch.Tensor] = []
 

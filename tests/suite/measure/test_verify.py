@@ -30,6 +30,10 @@ def test_the_same_is_no_deviation():
     assert deviation([], [], WIDE) == 0
 
 
+def test_an_imaginary_part_is_not_left_out():
+    assert "complex" in refused([torch.complex(f64(1, 2), f64(0, 9))], [f64(1, 2)])
+
+
 def test_the_relative_norm_of_the_worst_output():
     outputs, references = [f64(3, 4), f64(3, 4.1), f64(3, 4.01)], [f64(3, 4)] * 3
     assert deviation(outputs, references, WIDE) == pytest.approx(0.02)
