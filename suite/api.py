@@ -7,7 +7,7 @@
         return lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
 
     runner = Runner("rms_norm")
-    runner.add("mine", mine)
+    runner.add("mine", mine, provider="kernelmark")     # ours; without it one more baseline to beat
     records = runner.run(axes={"B": 4, "S": 2048, "D": 4096}, dtype="bf16", replicates=1)
     for row in runner.rows():
         print(row.implementation, row.value(), row.speedup_vs_best_baseline)
@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from ..registry.analysis.rows import DERIVED, Row, rows
 from ..registry.analysis.speedups import memory_per_sample, over, samples_per_s, sentence
@@ -84,6 +84,7 @@ class Runner:
     def add(self, name: str, factory: Factory, provider: str = PROVIDER) -> None:
         """Adds an implementation: `factory(case)` returns what is called with the operator's inputs.
 
+        It is a baseline, whose speedup over the best baseline is at most 1, unless `provider` is "kernelmark".
         Raises `InputError` if the name is taken.
         """
         if name in self._added or any(x.name == name for x in self._catalog.of_operator(self.operator)):
@@ -108,19 +109,25 @@ class Runner:
     ) -> tuple[Record, ...]:
         """Measures one case and returns its records; they also add up for `rows()`.
 
-        Raises `InputError` for an unknown axis, option, dtype or pass. An implementation that fails is a
-        record with a status, not an exception.
+        A case that was measured before gets more replicates. Raises `InputError` for an unknown axis, option,
+        dtype, pass, cache, device or name in `only`, and for sizes that are no integers. An implementation that
+        fails is a record with a status, not an exception.
         """
+        self._refuse(axes, cache, replicates)
         operator = self._catalog.operator(self.operator)
         case = operator.case(axes, dtype, pass_, **(options or {}))
         cells = [Cell(case, x, cache) for x in self._able()]
+        mine = {x.identity for x in cells}
+        # Two records of one row with one number would be one process, and the first would be lost.
+        first = 1 + max((x.replicate for x in self.records if x.identity in mine), default=-1)
+        numbers = range(first, first + replicates)
         with watched(self.progress) as listener:
-            todo = [(x.identity, replicate) for replicate in range(replicates) for x in cells]
+            todo = [(x.identity, replicate) for replicate in numbers for x in cells]
             listener.begin("", todo, 0, operator.metrics)
             device = self._open(listener)
             new = [
                 record
-                for replicate in range(replicates)
+                for replicate in numbers
                 for record in self._replicate(device, cells, replicate, seed, listener)
             ]
         self.records += new
@@ -167,9 +174,24 @@ class Runner:
         )
         return Journal(header, tuple(self.records), tuple(self.ceilings))
 
+    def _refuse(self, axes: Mapping[str, int], cache: str, replicates: int) -> None:
+        """Raises `InputError` for what no type keeps a script from giving."""
+        here = [x.name for x in self._catalog.of_operator(self._catalog.operator(self.operator).name)]
+        for name in self.only:
+            if name not in here and name not in self._added:
+                raise unknown(f"implementation of {self.operator}", name, [*here, *self._added])
+        fingerprint.device_named(self.device)
+        if cache not in get_args(Cache):
+            raise unknown("cache", cache, list(get_args(Cache)))
+        for axis, size in axes.items():
+            if not isinstance(size, int) or isinstance(size, bool):
+                raise InputError(f"{self.operator}: axis {axis} is {size!r}; sizes are integers.")
+        if replicates < 1:
+            raise InputError(f"replicates is {replicates}; it is at least 1.")
+
     @property
     def _kind(self) -> DeviceKind:
-        return self.device or ("cuda" if fingerprint.has_gpu() else "cpu")
+        return fingerprint.device_named(self.device)
 
     def _open(self, listener: Listener | None = None) -> Device:
         if self._device is None:
@@ -291,7 +313,8 @@ def run_benchmark(
     """Measures one configuration of an operator, by all that can run here, and returns its rows.
 
     `config` holds the operator's axes and options by name, and `dtype` and `pass`; `trials` is the number of
-    samples in place of the stopping rule. Raises `InputError` for anything that the operator does not know.
+    samples in place of the stopping rule, 6 if it is less. Raises `InputError` for anything that the operator does
+    not know.
     """
     runner = runner or Runner(benchmark_type)
     operator = Catalog.default().operator(benchmark_type)

@@ -59,6 +59,8 @@ def command_profile(row: str, run: str, steps: int, ncu: bool, output: Path | No
     if as_json:
         data = {**msgspec.to_builtins(found), "speed_of_light": msgspec.to_builtins(light), "folder": str(folder)}
         click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2))
+        if without is not None:
+            click.echo(f"ncu: {without}", err=True)
         return
     show(_page(named(cell), found, light))
     if without is not None:

@@ -309,7 +309,9 @@ def _of_commits(asked: Asked, narrowed: Narrowed, home: Home) -> Found:
 
 def _question(asked: Asked, narrowed: Narrowed, checkout: Checkout, index: Index, home: Home) -> Question:
     """The two commits, with all that narrows what is asked of them. Its time begins now."""
+    from ..catalog import Catalog
     from ..compare.against import against
+    from ..compare.interleaved import kernel_providers, rooted
     from ..compare.question import Question
     from ..shards import parse
     from .environment_options import environments
@@ -319,7 +321,16 @@ def _question(asked: Asked, narrowed: Narrowed, checkout: Checkout, index: Index
     if asked.baseline is not None:
         base = checkout.resolve(asked.baseline)
     else:
-        base = against(checkout, index, head, asked.against or "", narrowed.operators, _tell)
+        base = against(
+            checkout,
+            index,
+            head,
+            asked.against or "",
+            narrowed.operators,
+            _tell,
+            providers=kernel_providers(rooted(Catalog.default(), checkout)),
+            device=narrowed.device,
+        )
     until = time.monotonic() + asked.budget  # which an image that had to be built takes nothing of
     return Question(
         checkout=checkout,

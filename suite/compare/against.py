@@ -19,9 +19,20 @@ FORMS = "best:N (the fastest of the last N commits, by stored runs), tag or tag:
 
 
 def against(
-    checkout: Checkout, index: Index, current: Revision, wanted: str, operators: Collection[str], tell: Tell
+    checkout: Checkout,
+    index: Index,
+    current: Revision,
+    wanted: str,
+    operators: Collection[str],
+    tell: Tell,
+    *,
+    providers: Collection[str] = (PROVIDER,),
+    device: str | None = None,
 ) -> Revision:
-    """The revision that `wanted` means. Raises `InputError` that says what there is."""
+    """The revision that `wanted` means. Raises `InputError` that says what there is.
+
+    `providers` are those of the kernels that the commits hold, `device` the one whose times count; None means any.
+    """
     name, _, rest = wanted.partition(":")
     if name == "tag":
         tag = checkout.tag(current, rest or None)
@@ -33,7 +44,7 @@ def against(
     commits = checkout.before(current, int(rest))
     if not commits:
         raise InputError(f"no commit is before {current}.")
-    found = fastest(_times(index, commits, operators))
+    found = fastest(_times(index, commits, operators, providers, device))
     if found is None:
         tell(f"no run of the last {len(commits)} commits is stored: the oldest of them stands for the best")
         found = commits[-1]
@@ -58,9 +69,15 @@ def fastest(times: Mapping[str, Mapping[Key, float]]) -> str | None:
     return min(timed, key=slowness, default=None)
 
 
-def _times(index: Index, commits: Collection[str], operators: Collection[str]) -> dict[str, dict[Key, float]]:
-    """By commit, our kernels' times in its newest run, of the comparability key that was measured last."""
-    entries = [x for commit in commits for x in clean(index.runs(commit=commit))]
+def _times(
+    index: Index,
+    commits: Collection[str],
+    operators: Collection[str],
+    providers: Collection[str],
+    device: str | None,
+) -> dict[str, dict[Key, float]]:
+    """By commit, its kernels' times in its newest run, of the comparability key that was measured last."""
+    entries = [x for commit in commits for x in clean(index.runs(commit=commit, device=device))]
     if not entries:
         return {}
     key = max(entries, key=lambda x: x.created).key
@@ -70,7 +87,7 @@ def _times(index: Index, commits: Collection[str], operators: Collection[str]) -
             rows = {
                 row: mean.ms
                 for row, mean in run_means(index.processes(entry)).items()
-                if mean.provider == PROVIDER and (not operators or row.operator in operators)
+                if mean.provider in providers and (not operators or row.operator in operators)
             }
             out.setdefault(str(entry.commit), {}).update(rows)
     return {commit: out[commit] for commit in commits if out.get(commit)}

@@ -24,7 +24,7 @@ from ...registry.store.record import Key, Record
 from ..catalog import Catalog
 from ..choice import Choice
 from ..environments import Environment, ours
-from ..plan import Plan
+from ..plan import BUILTIN, TIMED, Plan
 from ..run.fingerprint import device_named
 from ..shards import cut
 from .attribute import Factorial
@@ -121,7 +121,10 @@ class Question:
         """
         if answer.progress.mode == "ab" or not any(x.kind == "inconclusive" for x in answer.progress.verdicts):
             return None
-        plan = self.plan or answer.named
+        plan, note = self.plan or answer.named, ""
+        if self.plan is None and plan is not None and (plan not in BUILTIN or plan in TIMED):
+            # Of a file's plan a run bears the name alone, and a comparison takes no plan with a limit of its own.
+            plan, note = "FILE.toml", f", with plan {plan!r} as a file{' without its limit' * (plan in TIMED)}"
         usual, mine = Options(), self.options
         words = ["regression_detector", "--baseline", self.base.name, "--current", self.current.name]
         words += ["--mode", "ab"]
@@ -133,7 +136,7 @@ class Question:
         if (mine.fail_above, mine.warn_above) != (usual.fail_above, usual.warn_above):
             words += ["--fail-above", f"{mine.fail_above:.6g}", "--warn-above", f"{mine.warn_above:.6g}"]
         words += ["--measure-same"] if self.measure_same else []
-        return f"What is inconclusive is settled by measuring both: {shlex.join(words)}"
+        return f"What is inconclusive is settled by measuring both{note}: {shlex.join(words)}"
 
     def _of_stored(self, progress: Progress, records: Records, found: Stored) -> Answer:
         header = found.current.header

@@ -120,10 +120,11 @@ class Checkout:
         that both descend from.
         """
         fork = self._ask("merge-base", base, current)
-        listed = self._git("log", "--first-parent", "--reverse", _COMMIT, f"{base}..{current}").splitlines()
+        listed = self._git("log", "--first-parent", "--reverse", _COMMIT, f"{base}..{current}").split("\n")
         if fork is not None and fork != base:
-            listed = [*self._git("log", "--no-walk", _COMMIT, fork).splitlines(), *listed]
-        return [Commit(*line.split("\x1f", 3)) for line in listed]
+            listed = [*self._git("log", "--no-walk", _COMMIT, fork).split("\n"), *listed]
+        # `splitlines` would also cut a subject at a form feed or at Unicode's line separator.
+        return [Commit(*line.split("\x1f", 3)) for line in listed if line]
 
     def before(self, revision: Revision, count: int) -> list[str]:
         """So many commits of the mainline before a revision, newest first; its own among them if it is dirty."""
@@ -208,7 +209,8 @@ class Checkout:
             raise HarnessError(f"git cannot be run: {error.strerror}") from None
         except subprocess.CalledProcessError as error:
             raise HarnessError(f"git {' '.join(arguments)} failed: {error.stderr.strip()}") from None
-        return done.stdout.strip()
+        # Of other whitespace some belongs to what is named: a file's name, and the mark before an empty subject.
+        return done.stdout.strip("\n")
 
 
 def commit_times(commits: Iterable[str]) -> dict[str, int]:

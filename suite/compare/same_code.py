@@ -25,10 +25,12 @@ SELF_MADE = frozenset(
     {
         "__file__",
         "__import__",
+        "__loader__",
         "__path__",
         "__spec__",
         "eval",
         "exec",
+        "globals",
         "open",
         "importlib",
         "inspect",
@@ -40,16 +42,27 @@ SELF_MADE = frozenset(
 HIDDEN = frozenset(
     {
         "CUDAGraph",
+        "_compile_kernel",
+        "as_tensor",
+        "asarray",
         "compile",
         "cpp_extension",
         "ctypes",
+        "from_dlpack",
+        "from_numpy",
+        "frombuffer",
         "graph",
         "jiterator",
+        "load_library",
         "make_graphed_callables",
         "subprocess",
     }
 )
-"""Names by which code can run on a device what neither Triton nor torch's operations show."""
+"""Names by which code can run on a device what neither Triton nor torch's operations show, or give it numbers of
+the host's, such as an order of tiles, of which these show the shape alone.
+"""
+HARMLESS = "torch.autograd.graph"
+"""What torch keeps of derivatives, no `torch.cuda.graph`. All our kernels count their writes by it."""
 SHOWN = frozenset({"torch", "triton", "numpy"}) | sys.stdlib_module_names
 """Packages whose use is seen in what they launch, but for `HIDDEN`."""
 PACKAGE = "kernelmark"
@@ -83,7 +96,7 @@ def shows_launches(root: Path, start: Path) -> bool:
 def _shows(path: Path) -> bool:
     tree = ast.parse(path.read_bytes())
     names = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name)}
-    names |= {x.attr for x in ast.walk(tree) if isinstance(x, ast.Attribute)}
+    names |= {x.attr for x in ast.walk(tree) if isinstance(x, ast.Attribute) if ast.unparse(x) != HARMLESS}
     packages: set[str] = {PACKAGE}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -106,6 +119,7 @@ def reached(root: Path, start: Path) -> dict[str, str] | None:
     left = [start]
     while left:
         path = left.pop()
+        left += _packages(path, root)
         name = path.relative_to(root).as_posix()
         if name in found:
             continue
@@ -117,6 +131,15 @@ def reached(root: Path, start: Path) -> dict[str, str] | None:
     return found
 
 
+def _packages(path: Path, root: Path) -> Iterator[Path]:
+    """The files of the packages that a module lies in, which run before it does."""
+    for folder in path.parents:
+        if not folder.is_relative_to(root):
+            return
+        if (own := folder / "__init__.py").is_file() and own != path:
+            yield own
+
+
 @lru_cache(maxsize=1024)
 def _read(path: Path, root: Path) -> tuple[str, tuple[Path, ...]] | None:
     """A module's hash and the files below the root that it imports; None if it does more than its syntax says."""
@@ -125,6 +148,8 @@ def _read(path: Path, root: Path) -> tuple[str, tuple[Path, ...]] | None:
     except (OSError, SyntaxError, ValueError):
         return None
     names = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name)}
+    # A module's file is also known to who imports it: `tuned.__file__` leads to the table beside it.
+    names |= {x.attr for x in ast.walk(tree) if isinstance(x, ast.Attribute) and x.attr.startswith("__")}
     imported = [y for x in ast.walk(tree) for y in _imported(x, path, root)]
     if names & SELF_MADE or any(x is None for x in imported):
         return None

@@ -116,7 +116,7 @@ class Cost:
     def _bare(self, plan: Plan, names: Sequence[str]) -> Journal:
         file = self.home.folder / "plans" / "container-cost" / f"{plan.name}.toml"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(to_toml(plan))
+        file.write_text(to_toml(plan, self.catalog))
         before = set(self.home.runs())
         command = [sys.executable, "-m", "kernelmark.suite", *self._arguments(str(file), names)]
         environment = {**os.environ, "KERNELMARK_HOME": str(self.home.folder), "PYTHONSAFEPATH": "1"}
@@ -134,7 +134,7 @@ class Cost:
         job = Job(
             self._arguments(f"{RESULTS}/{name}", names),
             self.session.gpus,
-            {name: to_toml(plan).encode()},
+            {name: to_toml(plan, self.catalog).encode()},
             self.limits,
             quiet=True,
         )

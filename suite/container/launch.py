@@ -7,6 +7,7 @@ container and volume stay, and the next launch takes them in.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -220,10 +221,11 @@ def _stream(container: Container, quiet: bool) -> str:
     output = container.attach(stdout=True, stderr=True, stream=True, logs=False)
     container.start()
     tail = b""
+    text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a chunk may end within a letter
     for chunk in output:
         tail = (tail + chunk)[-4000:]
         if not quiet:
-            sys.stdout.write(chunk.decode(errors="replace"))
+            sys.stdout.write(text.decode(chunk))
             sys.stdout.flush()
     return tail.decode(errors="replace")
 

@@ -69,11 +69,15 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def names(folders: Iterable[Path]) -> frozenset[str]:
-    """The names of the compiled functions in kernels' files."""
+    """The names of the compiled functions in kernels' files; one that cannot be read has none."""
     found = set()
     for folder in folders:
         for path in folder.rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            try:
+                tree = ast.parse(path.read_bytes())
+            except (OSError, SyntaxError, ValueError):  # somebody's file, of another row than this
+                continue
+            for node in ast.walk(tree):
                 if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(x) for x in node.decorator_list):
                     found.add(node.name)
     return frozenset(found)

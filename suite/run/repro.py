@@ -16,6 +16,7 @@ from ...registry.store.record import Case, Header
 from ...registry.store.transfer import checked_run
 from ..catalog import Catalog
 from ..plan import BUILTIN, Plan, load
+from ..system import System
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What may become a file's name or a word of a printed command; a journal may hold anything."""
@@ -67,13 +68,14 @@ def repeat(header: Header, home: Home, catalog: Catalog) -> Repeat:
     image = _formed(header.conditions.get("image_digest"), _DIGEST, "image digest")
     commit = _formed(header.commit, _COMMIT, "commit")
     name = str(header.environment.get("image") or "")
-    arguments = [] if image is None else ["--gpus", "0"] if header.device == "cuda" else []
+    gpus = ",".join(str(x) for x in range(max(x.world for x in plan.cases)))
+    arguments = ["--gpus", gpus] if image is not None and header.device == "cuda" else []
     file = text = None
     narrowing = _narrowing(plan, catalog, header)
     if narrowing is None:
         stem = plan.name if _NAME.fullmatch(plan.name) else "plan"
         file = home.folder / "plans" / checked_run(header.run) / f"{stem}.toml"
-        text = to_toml(plan)
+        text = to_toml(plan, catalog)
         arguments += ["--plan", str(file)]
     else:
         arguments += ["--plan", plan.name, *narrowing, "--replicates", str(plan.replicates)]
@@ -88,7 +90,10 @@ def repeat(header: Header, home: Home, catalog: Catalog) -> Repeat:
         # Of several images the condition is the digest of the set, by which no engine knows any of them.
         where = ["bench", name, *(x for one in beside for x in ("--with", one))]
     command = ["kernelmark", *where, *arguments]
-    return Repeat(tuple(command), None if image else commit, image, file, text, _warnings(header, image, name))
+    warnings = _warnings(header, image, name)
+    if file is not None and plan.exchanges:
+        warnings += ("its plan file has the rows, and not what they are worth: `kernelmark worth` asks that anew",)
+    return Repeat(tuple(command), None if image else commit, image, file, text, warnings)
 
 
 def _siblings(header: Header) -> list[str]:
@@ -145,12 +150,21 @@ def _narrowing(plan: Plan, catalog: Catalog, header: Header) -> list[str] | None
     return out
 
 
-def to_toml(plan: Plan) -> str:
-    """The plan as a plan file, one table for each case."""
+def to_toml(plan: Plan, catalog: Catalog) -> str:
+    """The plan as a plan file, one table for each case. It does not say what is exchanged for its worth."""
+    catalog = catalog.with_systems(plan.systems)
     lines = [f"replicates = {plan.replicates}", f"cache = {_value(list(plan.caches))}"]
     lines += [f"deadline_s = {float(plan.deadline_s)}", "", "[sampling]"]
     sampling = msgspec.to_builtins(plan.sampling)
     lines += [f"{_key(name)} = {_value(value)}" for name, value in sampling.items()]
+    if plan.step_ms is not None:
+        lines += ["", "[program]", f"step_ms = {_value(plan.step_ms)}"]
+    if plan.peers:
+        lines += ["", "[peers]", *(f"{_key(name)} = {_value(x)}" for name, x in plan.peers.items())]
+    for system in plan.systems:
+        usual = msgspec.to_builtins(System(system.name))
+        said = {name: x for name, x in msgspec.to_builtins(system).items() if name == "name" or x != usual[name]}
+        lines += ["", "[[systems]]", *(f"{_key(name)} = {_written(x)}" for name, x in said.items())]
     for case in plan.cases:
         lines += ["", "[[cases]]", f"operator = {_value(case.operator)}", f"axes = {_table(case.axes)}"]
         lines += [
@@ -160,11 +174,22 @@ def to_toml(plan: Plan) -> str:
         ]
         if names := plan.chosen(case):
             lines.append(f"implementations = {_value(names)}")
+            # A name may be a provider's too, whose other implementations would come along.
+            along = [x.name for x in catalog.of_operator(case.operator) if x.among(names) and x.name not in names]
+            lines += [f"without = {_value(along)}"] if along else []
+        if models := plan.models.get(case.full_name):
+            lines.append(f"models = {_value(models)}")
+        if calls := plan.calls.get(case.full_name):
+            lines.append(f"calls = {_value(float(calls))}")
     return "\n".join(lines) + "\n"
 
 
 def _pass(case: Case) -> str:
     return str(case.pass_)
+
+
+def _written(value: object) -> str:
+    return _table(value) if isinstance(value, dict) else _value(value)  # type: ignore[arg-type]  # of a system
 
 
 def _table(values: Mapping[str, bool | int | float | str]) -> str:

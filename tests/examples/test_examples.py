@@ -104,7 +104,7 @@ def test_the_gate_passes_a_mistake_on(clean):
     assert "say what to compare with" in done.stderr
 
 
-def test_journals_are_read_with_and_without_pandas(capsys, monkeypatch):
+def test_journals_are_read_with_and_without_pandas(capsys, monkeypatch, tmp_path):
     spec = importlib.util.spec_from_file_location("journals", EXAMPLES / "journals.py")
     assert spec is not None
     assert spec.loader is not None
@@ -122,3 +122,8 @@ def test_journals_are_read_with_and_without_pandas(capsys, monkeypatch):
     pytest.importorskip("pandas", reason="pandas is not installed")
     journals.main([JOURNAL])
     assert len(capsys.readouterr().out.splitlines()) == len(without) + 2
+    program = tmp_path / "program.jsonl"  # which has other metrics than a latency
+    program.write_bytes(b'{"kind":"record","status":"ok","case":{"operator":"train","name":"x"},"implementation":"a",'
+                        b'"replicate":0,"measurement":{"samples":{"step_time":[1.0]}}}\n')  # fmt: skip
+    journals.main([program])
+    assert capsys.readouterr().out == "nothing in them has a latency\n"

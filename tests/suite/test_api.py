@@ -76,6 +76,37 @@ def test_mistakes(runner):
         compare("doubel", {}, AXES)
 
 
+@pytest.mark.parametrize(
+    ("made", "asked", "said"),
+    [
+        ({"device": "gpu"}, {}, "no device 'gpu' here. Here: "),
+        ({"device": "xpu"}, {}, "no device 'xpu' here. Here: "),
+        ({"only": ("plian",)}, {}, "unknown implementation of double 'plian'. Did you mean 'plain'"),
+        ({}, {"cache": "warm"}, "unknown cache 'warm'. Known: cold, hot"),
+        ({}, {"replicates": 0}, "replicates is 0; it is at least 1"),
+        ({}, {"axes": {"N": "8"}}, "axis N is '8'; sizes are integers"),
+        ({}, {"axes": {"N": 8.5}}, "axis N is 8.5; sizes are integers"),
+    ],
+)
+def test_what_no_type_keeps_out(runner, made, asked, said):
+    runner = Runner("double", **{"device": "cpu", "sampling": FEW} | made)
+    with pytest.raises(InputError, match=re.escape(said)):
+        runner.run(**{"axes": AXES, "dtype": "fp32"} | asked)
+
+
+def test_a_case_measured_again_has_more_replicates(runner):
+    for _ in range(2):
+        runner.run(AXES, "fp32", cache="hot")
+    row = next(x for x in runner.rows() if x.implementation == "plain")
+    assert (row.replicates, row.get().processes, row.get().samples) == (2, 2, 12)
+
+
+def test_one_of_ours_is_held_against_the_baselines(runner):
+    runner.add("mine", mine, provider="kernelmark")
+    runner.run(AXES, "fp32", cache="hot")
+    assert {x.best_baseline for x in runner.rows() if x.status == "ok"} == {"plain"}
+
+
 def test_compare(runner, monkeypatch):
     monkeypatch.setattr(api, "Runner", lambda operator: runner)
     records = compare("double", {"mine": mine}, AXES, "fp32", cache="hot")

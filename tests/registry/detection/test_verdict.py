@@ -24,7 +24,7 @@ from kernelmark.registry.detection.verdict import (
     worst_first,
 )
 from kernelmark.registry.detection.verdict_output import to_json, to_junit
-from kernelmark.registry.detection.verdict_text import COMMENT_LIMIT, describe_change, to_markdown
+from kernelmark.registry.detection.verdict_text import COMMENT_LIMIT, describe_change, explanations, to_markdown
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.record import Key
 from kernelmark.registry.views.table import render
@@ -261,3 +261,11 @@ class TestOutputs:
     def test_one_line(self) -> None:
         assert describe_change(self.rows[1]) == "regression +12.0 % [+11.0 %, +13.0 %]: because"
         assert describe_change(self.rows[2]) == "missing: because"
+
+
+def test_what_could_not_have_been_found_is_no_row_of_digits():
+    import msgspec
+
+    noisy = msgspec.structs.replace(verdict("inconclusive", 0.1), detectable=8.8e10)
+    (said,) = explanations(report(verdict("no change", 0.0), noisy))
+    assert "of 3.4 % in the quietest, >1000× in the median, >1000× in the noisiest" in said

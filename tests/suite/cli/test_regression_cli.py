@@ -194,14 +194,15 @@ def store(sleeper, tmp_path):
 
     def store(
         revision: str, ms: float = 20.0, operator: tuple[str, ...] = ("double",), processes: int = 5,
-        machine: float = 1.0, **conditions
+        machine: float = 1.0, provider: str = "kernelmark", plan: str = "quick",
+        **conditions
     ) -> str:  # fmt: skip
         number = next(numbers)
         commit = sleeper.git("rev-parse", revision)
         cases = [msgspec.structs.replace(CASE, operator=x) for x in operator]
         header = Header(
             schema_version=2, run=f"20261101-{number:06d}-aaaa", created=f"2026-11-01T00:00:00.{number:06d}+00:00",
-            harness="0.1.0", commit=commit, dirty=False, plan="quick", seed=number, replicates=processes,
+            harness="0.1.0", commit=commit, dirty=False, plan=plan, seed=number, replicates=processes,
             device="cpu", key=str(conditions), conditions={"device": "cpu"} | conditions, environment={},
             request=Request(cases=tuple(cases)),
         )  # fmt: skip
@@ -212,7 +213,7 @@ def store(sleeper, tmp_path):
             Record(
                 case,
                 name,
-                provider,
+                by,
                 "1",
                 i,
                 0,
@@ -222,7 +223,7 @@ def store(sleeper, tmp_path):
                 Measurement({"latency": (x,) * 6}, "monotonic"),
             )
             for case in cases
-            for name, provider, slow in (("kernelmark_cpu", "kernelmark", 1.0), ("torch", "torch", moved))
+            for name, by, slow in ((f"{provider}_cpu", provider, 1.0), ("torch", "torch", moved))
             for i, x in enumerate(slow * x for x in times)
         ]
         path = Home(tmp_path / "home").journal(header.run)
@@ -310,6 +311,20 @@ def test_runs_of_the_quick_plan_are_pooled(call, store):
     assert second in err
 
 
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [("mine", "with plan 'mine' as a file: "), ("5m", "with plan '5m' as a file without its limit: ")],
+)
+def test_no_command_is_told_that_cannot_be_given(call, store, plan, said):
+    """A file's plan is unknown by its name, and a comparison refuses one with a budget of its own."""
+    for revision in ("HEAD~1", "HEAD"):
+        store(revision, plan=plan)
+    _, out, _ = call("--baseline", "HEAD~1", "--mode", "stored", "--json")
+    (told,) = json.loads(out)["remarks"]
+    assert f"measuring both, {said}regression_detector" in told
+    assert told.endswith("--plan FILE.toml")
+
+
 def test_a_row_of_unchanged_code_shows_that_the_machine_changed(call, store):
     """A suite of one operator: PyTorch's row beside ours is slower by as much."""
     for _ in range(12):
@@ -345,6 +360,16 @@ def test_without_stored_runs_the_oldest_stands_for_the_best(call):
     code, _, err = call("--against", "best:2", "--mode", "stored")
     assert code == 4
     assert "no run of the last 2 commits is stored: the oldest of them stands for the best" in err
+
+
+def test_the_best_may_be_of_a_private_kernel(call, sleeper, store):
+    """A kernel of an operator that another root has too bears its root's name for a provider."""
+    store("HEAD~1", provider=sleeper.folder.name)
+    _, _, err = call("--against", "best:2", "--mode", "stored")
+    assert f"the best of the last 2 commits: {sleeper.git('rev-parse', 'HEAD~1')[:10]}" in err
+    assert "no run of the last" not in err
+    _, _, err = call("--against", "best:2", "--mode", "stored", "--device", "cuda")
+    assert "no run of the last 2 commits is stored" in err
 
 
 def test_limits_follow_each_other():

@@ -163,3 +163,16 @@ def test_names_that_are_no_text(repository, checkout):
     (repository.folder / os.fsdecode(b"kernels/caf\xe9.py")).write_text("4\n")
     with checkout.copies({"a": checkout.resolve("worktree")}) as folders:
         assert len(list((folders["a"] / "kernels").iterdir())) == 2
+
+
+def test_subjects_and_names_are_taken_as_they_are(repository, checkout):
+    first = repository.git("rev-parse", "HEAD")
+    subjects = ["a\u2028b", "c\x0cd", ""]
+    for subject in subjects:
+        repository.git("commit", "--quiet", "--allow-empty", "--allow-empty-message", "-m", subject)
+    found = checkout.between(first, repository.git("rev-parse", "HEAD"))
+    assert [x.subject for x in found] == subjects
+    assert checkout.between(first, first) == []
+    (repository.folder / " first").write_text("x")
+    with checkout.copies({"head": checkout.resolve("worktree")}) as folders:
+        assert (folders["head"] / " first").is_file()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kernelmark.suite.catalog import Catalog
-from kernelmark.suite.compare.same_code import reached, same
+from kernelmark.suite.compare.same_code import reached, same, shows_launches
 
 KERNEL = '''"""Doubles."""
 from ._common import twice
@@ -65,6 +65,9 @@ def test_what_counts(tmp_path, file, text, expected):
         "from importlib import import_module",
         "TEXT = open(__file__).read()",
         "exec('x = 1')",
+        "from . import activation\nTEXT = activation.__file__",
+        "import builtins\nx = builtins.__import__('x')",
+        "TEXT = globals()['__file__']",
         "from ....elsewhere import x",
         "from ._package import *",
         "def broken(",
@@ -76,6 +79,31 @@ def test_nothing_is_claimed_of_what_syntax_does_not_say(tmp_path, line):
     assert not same(*sides)
 
 
+@pytest.mark.parametrize("package", ["kernels", "kernels/activation", "kernels/norm"])
+def test_a_package_runs_before_what_lies_in_it(tmp_path, package):
+    sides = [tree(tmp_path / x, **{f"{package}/__init__.py": f"X = {x!r}\n"}) for x in "ab"]
+    assert not same(*sides)
+    assert same(sides[0], sides[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("y = torch.empty(3)", True),
+        ("CUDA = torch.cuda._compile_kernel('...', 'spin')", False),
+        ("ORDER = torch.from_numpy(numpy.arange(4)).to('cuda')", False),
+        ("from torch import frombuffer", False),
+        ("torch.ops.load_library('x.so')", False),
+        ("torch.autograd.graph.increment_version(x)", True),
+        ("with torch.cuda.graph(x): pass", False),
+        ("from torch.cuda import graph", False),
+    ],
+)
+def test_whether_all_that_is_launched_can_be_seen(tmp_path, line, expected):
+    changed = {"kernels/plain.py": f"import numpy\nimport torch\n{line}\n"}
+    assert shows_launches(*tree(tmp_path, **changed)) is expected
+
+
 def test_our_kernels_can_be_told():
     """Every kernel of this program is reached, and is the same as itself; a system of parts has no one file."""
     catalog = Catalog.default()
@@ -83,3 +111,7 @@ def test_our_kernels_can_be_told():
     files = [catalog.file(x) for x in ours]
     assert len(files) > 20
     assert all(x is not None and same(x, x) for x in files)
+    shown = {x.operator for x in ours if not x.name.endswith("_cpu") and shows_launches(*catalog.file(x))}
+    assert {"rms_norm", "softmax", "gelu", "rope"} <= shown, (
+        "or none would ever be found to have the same machine code"
+    )

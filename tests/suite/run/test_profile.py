@@ -93,6 +93,13 @@ def test_our_kernels_are_known_by_their_functions():
     assert not {"rms_norm", "attention"} & found
 
 
+def test_a_file_that_is_broken_is_another_rows(tmp_path):
+    (tmp_path / "broken.py").write_text("def broken(")
+    (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
+    (tmp_path / "mine.py").write_text("@triton.jit\ndef mine(x):\n    pass\n")
+    assert names([tmp_path]) == {"mine"}
+
+
 @pytest.mark.parametrize(("ours", "kind"), [({"kernel"}, "ours"), ({"_norm"}, "other")])
 def test_the_profiler_has_no_name_for_a_function_called_kernel(ours, kind):
     trace = {"traceEvents": [event(STEP, "user_annotation", 0, 10), event("Kernel", "kernel", 0, 10)]}

@@ -68,6 +68,14 @@ def test_in_an_image_by_its_digest(tmp_path):
     assert dirty.warnings[0] == "the run was made with uncommitted changes, which its commit does not have"
 
 
+def test_in_an_image_on_as_many_gpus_as_its_cases_need(tmp_path):
+    text = '[[cases]]\noperator = "all_reduce"\naxes = { N = 64, gpus = [2, 4] }\ndtype = "fp32"\n'
+    plan, other = plans.parse(text, "mine", CATALOG), plans.load("quick", CATALOG, "cpu")
+    made = header(other, DIGEST, device="cuda", request=plan.request(plan.cells(CATALOG, "cuda")))
+    command = repeat(made, Home(tmp_path), CATALOG).command
+    assert command[command.index("--gpus") + 1] == "0,1,2,3"
+
+
 def test_another_plan_as_a_file(tmp_path):
     text = '[[cases]]\noperator = "gelu"\naxes = { M = [3, 5], N = 64 }\ndtype = "fp32"\n'
     plan = plans.parse(text, "mine", CATALOG)
@@ -96,7 +104,42 @@ def test_a_plan_file_says_all_that_a_plan_does(name, device, replicates, cache, 
         Sampling(max_seconds=seconds, min_seconds=seconds / 2),
         seconds,
     )
-    assert plans.parse(to_toml(plan), name, CATALOG) == plan
+    assert plans.parse(to_toml(plan, CATALOG), name, CATALOG) == plan
+
+
+EVERYTHING = """
+[program]
+step_ms = 2.5
+[peers]
+gelu = ["torch"]
+[[systems]]
+name = "mine"
+parts = { norm = "kernelmark" }
+recompute = "every_layer"
+[[systems]]
+name = "learner"
+changes = { products = "e4m3_rowwise" }
+[[cases]]
+operator = "gelu"
+axes = { M = 3, N = 64 }
+implementations = ["torch", "torch_compile"]
+without = ["torch_compile_max_autotune"]
+models = ["gpt2"]
+calls = 12.5
+[[cases]]
+operator = "train"
+axes = { B = 1, S = 16 }
+options = { model = "gpt2-tiny" }
+dtype = "fp32"
+pass = "program"
+implementations = ["torch", "mine"]
+"""
+
+
+def test_a_plan_file_has_systems_and_whom_a_case_is_for():
+    plan = plans.parse(EVERYTHING, "mine", CATALOG)
+    assert "torch_compile_max_autotune" not in plan.chosen(plan.cases[0])
+    assert plans.parse(to_toml(plan, CATALOG), "mine", CATALOG) == plan
 
 
 def test_what_cannot_be_repeated(tmp_path):
