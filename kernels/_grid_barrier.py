@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import INTERPRETED, multiprocessors
+from ._common import INTERPRETED, multiprocessors, power_of_2
 from ._launch import _stream
 
 SLOTS = 1 << 14
@@ -79,7 +79,9 @@ def slots(tensor: torch.Tensor, count: int, held: int = 0) -> torch.Tensor | Non
         stream = torch.cuda.current_stream(device).cuda_stream if _stream is None else _stream(device.index)
         known = pool.streams.get(stream)
         if known is None or len(known) < count:
-            known = pool.take(count)
+            # By doubling, so that counts that grow one by one do not leave a trail of outgrown slots behind them.
+            known = pool.take(power_of_2(count))
+            known = pool.take(count) if known is None else known
             if known is None:
                 return None
             pool.streams[stream] = known

@@ -97,7 +97,8 @@ def _requantize(  # type: ignore[no-untyped-def]  # Triton's types are its own
     inside = there[:, None]
     total = tl.zeros([GROUPS, GROUP], tl.float32)
     for rank in tl.static_range(WORLD):
-        value = tl.load(values + rank * groups * GROUP + at, inside, 0.0).to(tl.float32)
+        # In 64 bits: of 2^31 elements and more, which fit into an H200, the last ranks' begin beyond 32.
+        value = tl.load(values + tl.cast(groups, tl.int64) * (rank * GROUP) + at, inside, 0.0).to(tl.float32)
         total += value * tl.load(scales + rank * groups + group, there, 0.0)[:, None]
     largest = tl.maximum(tl.max(tl.abs(total), 1), 1e-30)
     scale = largest / LARGEST

@@ -1,8 +1,9 @@
 """Copies from peers' memory by copy engines, straight from where a peer's array lies: what links and engines give.
 
-A rank opens its peers' arrays once (CUDA IPC) and from then on copies, each peer on a stream of its own; ranks
-meet at the end, so that no array is written while others still read it. Whether an array lies where it was opened
-only its own rank knows. So processes agree on it before each call, which a device at work does not wait for.
+A rank opens its peers' arrays once (CUDA IPC) and from then on copies, each peer on a stream of its own. Ranks
+meet before, so that what they had queued has written the arrays, and at the end, so that no array is written while
+others still read it. Whether an array lies where it was opened only its own rank knows. So processes agree on it
+before each call, which a device at work does not wait for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .._common import FLOATING, check, choice
 from ._streams import stream
 from ._symmetric import forget, symmetric, taken
 
-_opened: dict[tuple[int, int], list[torch.Tensor]] = {}
+_opened: dict[tuple[int, int, torch.dtype], list[torch.Tensor]] = {}
 
 
 def peer_copy(x: torch.Tensor, pattern: str) -> torch.Tensor:
@@ -38,6 +39,8 @@ def peer_copy(x: torch.Tensor, pattern: str) -> torch.Tensor:
         "all": [(rank + step) % world for step in range(1, world)],
     }[pattern]
     arrays = _arrays(x)
+    handle = symmetric(dist.group.WORLD, x.device, 1, 1, halves=1).handle
+    handle.barrier(channel=1)  # what peers had queued is done: their arrays are written
     if not peers:
         result = x.clone()[None]
     else:
@@ -50,7 +53,7 @@ def peer_copy(x: torch.Tensor, pattern: str) -> torch.Tensor:
                 result[i].copy_(arrays[peer], non_blocking=True)
         for i in range(len(peers)):
             here.wait_stream(stream(x.device, i))
-    symmetric(dist.group.WORLD, x.device, 1, 1, halves=1).handle.barrier(channel=0)
+    handle.barrier(channel=0)
     return result
 
 
@@ -65,7 +68,7 @@ peer_copy.shared, peer_copy.forget = taken, _forget  # type: ignore[attr-defined
 
 def _arrays(x: torch.Tensor) -> list[torch.Tensor]:
     """All ranks' arrays, opened at the first call with these."""
-    key = x.data_ptr(), x.numel()
+    key = x.data_ptr(), x.numel(), x.dtype  # a view in another dtype lies in the same place
     known = torch.tensor(int(key in _opened), dtype=torch.int32)
     dist.all_reduce(known, dist.ReduceOp.MIN)
     if known:

@@ -21,7 +21,9 @@ def attention_mla_decode(
         length = int(lengths[b])
         if not length:
             continue
-        seen = cache[block_table[b].long()].flatten(0, 1)[None, :length]
+        # Places of the table beyond the length may hold anything.
+        pages = block_table[b, : -(-length // cache.shape[1])]
+        seen = cache.index_select(0, pages.long()).flatten(0, 1)[None, :length]
         visible = torch.ones(Sq, length, dtype=torch.bool).tril(length - Sq)
         rows = scaled_dot_product_attention(
             q[b].transpose(0, 1), seen, seen[..., :latent], attn_mask=visible, scale=scale

@@ -14,11 +14,14 @@ def cross_entropy(
     Targets of -100 do not count; the options are those of the kernel for GPUs.
     """
     wide = logits.float()
-    total = wide.logsumexp(-1)
+    # Below the row's maximum: an offset that all logits have would take the digits of losses and gradients.
+    top = wide.amax(-1, keepdim=True).detach()
+    wide = wide - top
+    total = wide.exp().sum(-1).log()
     losses = total - (1 - label_smoothing) * wide.gather(-1, target.clamp(min=0)[:, None]).squeeze(-1)
     if label_smoothing:
         losses = losses - label_smoothing * wide.mean(-1)
     if z_loss:
-        losses = losses + z_loss * total.square()
+        losses = losses + z_loss * (total + top.squeeze(-1)).square()
     counts = target != -100
     return (losses.where(counts, 0).sum() / counts.sum()).to(logits.dtype)

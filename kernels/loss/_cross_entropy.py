@@ -104,12 +104,13 @@ def _loss(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _slope(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, lse, hit, V, smoothing, z, SMOOTH: tl.constexpr, SQUARE: tl.constexpr
+    x, top, rest, hit, V, smoothing, z, SMOOTH: tl.constexpr, SQUARE: tl.constexpr
 ):
     """Derivative of a row's loss by its logits x; `hit` is true at the target."""
-    value = tl.exp2((x - lse) * 1.4426950408889634)
+    # In this order an offset that all logits have cancels exactly, as in the loss.
+    value = tl.exp2((x - top) * 1.4426950408889634 - rest * 1.4426950408889634)
     if SQUARE:
-        value *= 1.0 + 2.0 * z * lse
+        value *= 1.0 + 2.0 * z * (top + rest)
     if SMOOTH:
         value -= smoothing / V
         return tl.where(hit, value - (1.0 - smoothing), value)
@@ -134,7 +135,7 @@ def _rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     SMOOTH: tl.constexpr,
     SQUARE: tl.constexpr,
 ):
-    """Loss and log-sum-exp of one row."""
+    """Loss of one row, and (maximum, log of the sum of exponentials above it), to lses (M, 2)."""
     row = tl.program_id(0).to(tl.int64)
     shift = shift_of(logits, row * stride, SHIFTED)
     start = boundary(logits, row * stride, shift, VECTOR)
@@ -143,7 +144,8 @@ def _rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     hit = tl.load(logits + row * stride + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
     loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
     tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss))
-    tl.store(lses + row, top + rest)
+    tl.store(lses + 2 * row, top)
+    tl.store(lses + 2 * row + 1, rest)
 
 
 @triton.jit
@@ -166,7 +168,7 @@ def _short_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     SMOOTH: tl.constexpr,
     SQUARE: tl.constexpr,
 ):
-    """Losses and log-sum-exps of ROWS whole rows a program, held in PARTS parts of PART columns."""
+    """As `_rows`, for ROWS whole rows a program, held in PARTS parts of PART columns."""
     LOG2E: tl.constexpr = 1.4426950408889634
     first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
     inside = row < M
@@ -196,7 +198,8 @@ def _short_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     mean = tl.sum(plain, 1)[:, None] / V
     loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
     tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss), inside)
-    tl.store(lses + row, top + rest, inside)
+    tl.store(lses + 2 * row, top, inside)
+    tl.store(lses + 2 * row + 1, rest, inside)
 
 
 @triton.jit
@@ -246,7 +249,7 @@ def _joined_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     SMOOTH: tl.constexpr,
     SQUARE: tl.constexpr,
 ):
-    """Loss and log-sum-exp of one row from what `_pieces_of_rows` has of it."""
+    """As `_rows`, from what `_pieces_of_rows` has of it."""
     row = tl.program_id(0).to(tl.int64)
     t = tl.load(target + row)
     hit = tl.load(logits + row * stride + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
@@ -263,7 +266,8 @@ def _joined_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
         mean = tl.sum(tl.load(at + 2 * count, part < pieces, 0.0), 0) / V
     loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
     tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss))
-    tl.store(lses + row, top + rest)
+    tl.store(lses + 2 * row, top)
+    tl.store(lses + 2 * row + 1, rest)
 
 
 @triton.jit
@@ -303,7 +307,7 @@ def _rows_and_gradients(  # type: ignore[no-untyped-def]  # Triton's types are i
     for start in range(0, end, LANES * EACH):
         col = start + at
         x = get(source, col, shift, end, True, float("-inf"), "evict_first", VECTOR, SHIFTED).to(tl.float32)
-        value = _slope(x, top + rest, col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
+        value = _slope(x, top, rest, col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
         put(result, col, value, shift, end, True, HINT, VECTOR, SHIFTED)
 
 
@@ -338,7 +342,8 @@ def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dlogits = boundary(dlogits, row * V, shift, VECTOR)
     end = shift + V
     x = get(logits, col, shift, end, True, float("-inf"), "", VECTOR, SHIFTED).to(tl.float32)
-    value = _slope(x, tl.load(lses + row), col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
+    top, rest = tl.load(lses + 2 * row), tl.load(lses + 2 * row + 1)
+    value = _slope(x, top, rest, col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
     put(dlogits, col, value, shift, end, True, "", VECTOR, SHIFTED)
 
 
@@ -374,12 +379,12 @@ def _short_gradients(  # type: ignore[no-untyped-def]  # Triton's types are its 
     result += tl.multiple_of(down * V, [VECTOR, VECTOR])
     end = shift + V
     t = tl.load(target + row, inside, ignore_index)
-    lse = tl.load(lses + row, inside, 0.0)
+    top, rest = tl.load(lses + 2 * row, inside, 0.0), tl.load(lses + 2 * row + 1, inside, 0.0)
     factor = tl.where(t == ignore_index, 0.0, tl.load(dloss).to(tl.float32) * tl.load(share))
     for i in tl.static_range(PARTS):
         x = get_part(source, shift, end, inside, float("-inf"), i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
         col = i * PART + tl.arange(0, PART)[None, :]
-        value = _slope(x, lse, col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
+        value = _slope(x, top, rest, col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
         put_part(result, value, shift, end, inside, i, PART, PARTS, VECTOR, SHIFTED)
 
 
@@ -457,8 +462,9 @@ class Options(NamedTuple):
 
 
 def losses_of_rows(logits: torch.Tensor, options: Options, warps: int | None = None) -> Callable[..., None]:
-    """A launch that fills losses (M,) and log-sum-exp (M,) from logits (M, V) like these, whose rows are dense,
-    and target: of (device, logits, target, losses, lse). With `warps`, one row a program.
+    """A launch that fills losses (M,), and maximum and log of the sum of exponentials above it (M, 2), from logits
+    (M, V) like these, whose rows are dense, and target: of (device, logits, target, losses, lse). With `warps`,
+    one row a program.
     """
     M, V = logits.shape
     stride = logits.stride(0)
@@ -566,7 +572,7 @@ def losses_alone(
     of_rows = losses_of_rows(logits, options, warps_for_both(logits))
 
     def portable(device: torch.device, logits: torch.Tensor, target: torch.Tensor, losses: torch.Tensor) -> None:
-        of_rows(device, logits, target, losses, torch.empty_like(losses))
+        of_rows(device, logits, target, losses, losses.new_empty(len(losses), 2))
 
     if not _for_hopper(logits, logits):
         return portable

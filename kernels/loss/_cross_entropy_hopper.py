@@ -138,10 +138,13 @@ class Weights(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What pass 2 knows of a row: the target, -1 for none, its log-sum-exp, and the factor of its gradient."""
+    """What pass 2 knows of a row: the target, -1 for none, its maximum, the log of its sum of exponentials above
+    that, and the factor of its gradient.
+    """
 
     target: Any
-    lse: Any
+    top: Any
+    rest: Any
     factor: Any
 
 
@@ -364,9 +367,10 @@ def _slopes(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Derivatives of a row's loss by the logits of a chunk that begins at `start`."""
     # p (1 + 2 z L) - (1-ε) [j = t] - ε / V
     s: gl.constexpr = c.schedule
-    value = gl.exp2((x - row.lse) * LOG2E)
+    # In this order an offset that all logits have cancels exactly, as in the loss.
+    value = gl.exp2((x - row.top) * LOG2E - row.rest * LOG2E)
     if c.square:
-        value *= 1.0 + 2.0 * weights.z * row.lse
+        value *= 1.0 + 2.0 * weights.z * (row.top + row.rest)
     if c.smooth:
         value -= weights.smoothing / V
     # One chunk of a row has the target.
@@ -463,7 +467,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             loss = _loss(gl.where(there, hit, float("nan")), top, rest, mean, weights, c)
             gl.store(losses + nth, gl.where(ignored, 0.0, loss))
         if c.gradients:
-            row = Row(gl.where(there, t, -1).to(gl.int32), top + rest, gl.where(ignored, 0.0, part))
+            row = Row(gl.where(there, t, -1).to(gl.int32), top, rest, gl.where(ignored, 0.0, part))
             out = dlogits + wide * (rows.out_pitch * WIDE)
             at = _gradients(ring, chunks, held, kept, at, row, out, rows, weights, c, GROUP)
         nth = following

@@ -64,10 +64,10 @@ def dense(logits: torch.Tensor) -> torch.Tensor:
 def _empty(
     logits: torch.Tensor, target: torch.Tensor, ignore_index: int, smoothing: float, z_loss: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Memory for loss (), log-sum-exp (M,) and 1 / rows that count ()."""
+    """Memory for loss (), the two parts of log-sum-exp (M, 2) and 1 / rows that count ()."""
     return (
         torch.empty((), dtype=logits.dtype, device=logits.device),
-        torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device),
+        torch.empty((logits.shape[0], 2), dtype=torch.float32, device=logits.device),
         torch.empty((), dtype=torch.float32, device=logits.device),
     )
 
@@ -86,12 +86,12 @@ def _prepare(
     losses_of_rows = kernels.losses_of_rows(dense(logits), kernels.Options(ignore_index, smoothing, z_loss))
     mean_of_rows = kernels.mean_of_rows(logits.shape[0], ignore_index)
     of_loss, of_share = room((), logits.dtype, device), room((), torch.float32, device)
-    of_rows = room(logits.shape[:1], torch.float32, device)
+    of_rows, of_lse = (room(shape, torch.float32, device) for shape in (logits.shape[:1], (logits.shape[0], 2)))
 
     def run(
         logits: torch.Tensor, target: torch.Tensor, *_: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        loss, lse, share = results = of_loss(), of_rows(), of_share()
+        loss, lse, share = results = of_loss(), of_lse(), of_share()
         losses = of_rows()
         target = target.contiguous()
         losses_of_rows(device, dense(logits), target, losses, lse)

@@ -321,7 +321,7 @@ def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its
         value = held.to(tl.float32)
         if CENTRED:
             # μᵢ = Σ x / nᵢ and Mᵢ = Σ (x - μᵢ)² of this piece.
-            mean = tl.sum(value, 0) / _elements(piece, BLOCK, shift, end)
+            mean = tl.sum(value, 0) / tl.maximum(_elements(piece, BLOCK, shift, end), 1)
             tl.store(sums + tl.cast(N, tl.int64) * pieces + at, mean)
             value = tl.where(within(col, shift, end, SHIFTED), value - mean, 0.0)
         tl.store(sums + at, tl.sum(value * value, 0))
@@ -358,8 +358,10 @@ def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its
 
 @triton.jit
 def _elements(piece, BLOCK: tl.constexpr, shift, end):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Elements of a row in its n-th piece of BLOCK columns, at least 1 to divide by."""
-    return tl.maximum(tl.minimum(end - piece * BLOCK, BLOCK) - tl.maximum(shift - piece * BLOCK, 0), 1)
+    """Elements of a row in its n-th piece of BLOCK columns: none in the last one of a row that starts so close to
+    a boundary that it ends before.
+    """
+    return tl.maximum(tl.minimum(end - piece * BLOCK, BLOCK) - tl.maximum(shift - piece * BLOCK, 0), 0)
 
 
 def forward_plan(x: torch.Tensor, N: int, D: int, residual: bool, centred: bool, access: Access) -> Plan:

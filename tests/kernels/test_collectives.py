@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from kernelmark.baselines import torch_distributed
@@ -151,6 +154,38 @@ def _opened(group):
 
 def test_ranks_agree_whether_arrays_lie_where_they_were_opened():
     assert spread(3, _opened) == [[[10.0, 11.0, 12.0], [10.0, 11.0, 12.0], [10.0, 21.0, 12.0]]] * 3
+
+
+def _in_two_dtypes(group):
+    torch.multiprocessing.reductions.reduce_tensor = lambda x: (torch.tensor, (x.tolist(),))
+    x = torch.ones(2, dtype=torch.bfloat16)
+    return [str(a.dtype) for own in (x, x.view(torch.float16)) for a in peer_copy._arrays(own)]
+
+
+def test_a_view_in_another_dtype_is_opened_anew():
+    assert spread(1, _in_two_dtypes) == [["torch.bfloat16", "torch.float16"]]
+
+
+def test_copies_wait_for_what_peers_had_queued(monkeypatch):
+    """A peer's array is written when all have met, not before."""
+    theirs, met = torch.zeros(3), []
+
+    def barrier(channel):
+        met.append(channel)
+        theirs.fill_(7.0)
+
+    queue = SimpleNamespace(wait_stream=lambda other: None)
+    handle = SimpleNamespace(barrier=barrier)
+    monkeypatch.setattr(peer_copy, "symmetric", lambda *_, **__: SimpleNamespace(handle=handle))
+    monkeypatch.setattr(peer_copy, "stream", lambda device, number: queue)
+    monkeypatch.setattr(peer_copy, "_arrays", lambda x: [x, theirs])
+    monkeypatch.setattr(peer_copy, "dist", SimpleNamespace(**{
+        "get_rank": lambda: 0, "get_world_size": lambda: 2, "group": SimpleNamespace(WORLD=None),
+    }))  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: queue)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    assert peer_copy.peer_copy(torch.zeros(3), "pair").tolist() == [[7.0] * 3]
+    assert met == [1, 0]
 
 
 def test_wrong_arguments_are_named():

@@ -135,7 +135,7 @@ def test_registration():
     torch.library.opcheck(torch.ops.kernelmark.cross_entropy_with_gradient.default, (logits, T, *options))
     one, plain = torch.tensor(1.0), logits.detach()
     torch.library.opcheck(
-        torch.ops.kernelmark.cross_entropy_backward.default, (one, plain, T, torch.rand(4), one, *options)
+        torch.ops.kernelmark.cross_entropy_backward.default, (one, plain, T, torch.rand(4, 2), one, *options)
     )
     torch.library.opcheck(torch.ops.kernelmark.cross_entropy_scale.default, (plain, one, torch.bfloat16))
 
@@ -146,6 +146,18 @@ def test_rows_of_the_lowest_number(gradient, V):
     logits, target = torch.full((2, V), torch.finfo(torch.float32).min), torch.tensor([1, 2])
     loss = cross_entropy(logits, target, gradient=gradient)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, target))
+
+
+@BOTH
+@pytest.mark.parametrize(("M", "V"), [(2, 10), (2, 70), (5, 70)])
+def test_a_common_offset_costs_no_digits(gradient, M, V):
+    """Of rows in registers, in pieces, and in one program: gradients do not change where all logits are larger."""
+    plain, target = (torch.randn(M, V) * 16).round() / 8, torch.arange(M)
+    raised = (plain + 2**20).requires_grad_()  # exact: fp32 has eighths there
+    got = torch.autograd.grad(cross_entropy(raised, target, gradient=gradient), raised)[0]
+    plain.requires_grad_()
+    wanted = torch.autograd.grad(torch.nn.functional.cross_entropy(plain, target), plain)[0]
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["label_smoothing", "z_loss"])

@@ -139,6 +139,14 @@ def test_as_the_portable_kernel(monkeypatch, V, options):
     check(run(logits, target, options), (losses, dlogits))
 
 
+def test_a_common_offset_costs_no_digits(monkeypatch):
+    logits, target = drawn(3, 1500)
+    logits.mul_(8).round_().div_(8)  # exact where 2^20 is added
+    want = answer(logits, target, PLAIN)
+    played(monkeypatch, 2)
+    check(run(logits.add_(2**20), target), want)
+
+
 def test_a_slot_that_is_not_given_up_is_found(monkeypatch):
     played(monkeypatch, 1)
     monkeypatch.setattr(player, "SECONDS", 0.5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 import triton
 import triton.language as tl
@@ -45,3 +47,22 @@ def test_a_pool_hands_out_each_slot_once():
     while pool.take(module.MOST) is not None:
         pass
     assert pool.take(1) is not None
+
+
+def test_counts_that_grow_one_by_one_do_not_use_up_a_pool(monkeypatch):
+    """As of batches that grow: of two streams, to all of the most rows of a launch."""
+    device = torch.device("cuda", 0)
+    pool = module._Pool.__new__(module._Pool)
+    pool.memory, pool.free, pool.streams = torch.arange(module.SLOTS), 0, {}
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    monkeypatch.setattr(module, "multiprocessors", lambda tensor: 132)
+    monkeypatch.setitem(module._pools, device, pool)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    x = SimpleNamespace(is_cuda=True, device=device)
+    for stream in (1, 2):
+        monkeypatch.setattr(module, "_stream", lambda index, stream=stream: stream)
+        for count in range(1, 257):
+            found = slots(x, count)
+            assert found is not None, (stream, count)
+            assert len(found) >= count
+    assert pool.free < 2 * 2 * 256

@@ -81,6 +81,18 @@ def test_a_new_token_that_sees_nothing():
     torch.testing.assert_close(out[1, 1], cache[1, 0].repeat_interleave(2, 0))
 
 
+def test_places_beyond_a_length_are_not_read_of_latent_pages():
+    kernel = loaded("attention_mla_decode")
+    q, cache = torch.randn(2, 1, 2, 20), torch.randn(3, 16, 20)
+    lengths = torch.tensor([20, 3], dtype=torch.int32)
+    table = torch.tensor([[2, 0, -7], [1, 1 << 28, 1 << 28]], dtype=torch.int32)
+    out = kernel(q, cache, table, lengths, 16, 0.3)
+    torch.testing.assert_close(out, kernel(q, cache, table.clamp(0, 2), lengths, 16, 0.3))
+    keys = cache[1, :3]
+    wanted = torch.softmax(q[1, 0] @ keys.T * 0.3, -1) @ keys[:, :16]
+    torch.testing.assert_close(out[1, 0], wanted)
+
+
 @pytest.mark.parametrize("mask", ["causal", "full"])
 def test_eight_bits(mask):
     compare("attention_fp8", DENSE | {"S": 100}, "e4m3", mask=mask)
