@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _blocks
+from ._terms import Call, forcing
 
 OPSET = 23
 IR = 11
@@ -40,8 +41,14 @@ class Graph:
     """By name, a tensor of the right shape and dtype, and the view of the operator's input that is fed."""
 
     def given(self, name: str, tensor: Any, view: Callable[[Any], Any] = lambda x: x) -> str:
-        """An input of the operator as an input of the graph; `view` gives it contiguous, without a copy."""
-        self.fed[name] = (view(tensor), view)
+        """An input of the operator as an input of the graph; `view` gives it contiguous, without a copy where its
+        order in memory is one that the graph knows. Runtimes are given addresses: others are copied (`in_order`).
+        """
+
+        def fed(x: Any) -> Any:
+            return view(x).contiguous()
+
+        self.fed[name] = (fed(tensor), fed)
         return name
 
     def constant(self, tensor: Any) -> str:
@@ -91,6 +98,15 @@ def kind(tensor: Any) -> str:
     return KINDS[name]
 
 
+def in_order(case: Any, call: Call) -> Call:
+    """`call` of a runtime, which copies queries, keys and values that do not lie as (B, H, S, D)."""
+
+    def conversion(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+        return [x.contiguous() for x in (q, k, v)]
+
+    return call if case.options.get("storage", "bhsd") == "bhsd" else forcing(call, conversion)
+
+
 Maker = Callable[..., "str | list[str]"]
 
 
@@ -98,6 +114,7 @@ def made(operator: str, case: Any, inputs: dict[str, Any]) -> tuple[Graph, bytes
     """The graph of a case, and its file, for tensors like these. Raises `NotImplementedError` where none is."""
     if case.pass_ != "forward":
         raise NotImplementedError("graphs of ONNX are for inference: they have no backward pass")
+    _blocks.takes(case, "ONNX's Attention as it is called here", "Sk")
     graph = Graph()
     results = MAKERS[operator](graph, case, **inputs)
     first = next(x for x in inputs.values() if hasattr(x, "dtype"))
@@ -128,8 +145,12 @@ def matmul(g: Graph, case: Any, a: Any, b: Any, bias: Any, gated: bool) -> str:
 
 
 def attention(g: Graph, case: Any, q: Any, k: Any, v: Any, mask: str) -> str:
-    """`Attention`, causal by its attribute; grouped heads as they are."""
-    names = (g.given(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    """`Attention`, causal by its attribute; grouped heads as they are. That aligns the first query and key: of
+    another number of keys the mask is of elements, a constant.
+    """
+    names = [g.given(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
+    if mask == "causal" and k.shape[2] != q.shape[2]:
+        return g("Attention", *names, g.constant(_blocks.lower_right(q.shape[2], k.shape[2], (-1, 0), q.device)))
     return g("Attention", *names, is_causal=int(mask == "causal"))
 
 
@@ -147,7 +168,6 @@ def attention_decode(
     """`Attention` with a mask made of the lengths; of a paged cache the pages are gathered first."""
     import torch
 
-    _blocks.takes(case, "ONNX's Attention as it is called here")
     B, Sq, S = (case.axes[axis] for axis in ("B", "Sq", "S"))
     caches = [g.given(name, x) for name, x in (("k_cache", k_cache), ("v_cache", v_cache))]
     if block_table is not None:

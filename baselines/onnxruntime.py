@@ -1,8 +1,9 @@
 """ONNX Runtime on a CPU: each operator as a graph (`_onnx.py`), and whole models as PyTorch exports them
 (`_onnx_models.py`), optimized by the runtime, its threads as torch's.
 
-Inputs are bound where they lie and answers are written into memory of ours, so that nothing is copied. Its CPU
-provider computes in fp32 and int8: what it has no kernel for (bf16, most of all) it refuses when it loads a graph.
+Inputs are bound where they lie and answers are written into memory of ours, so that nothing is copied but what
+lies in another order than the graph's. Its CPU provider computes in fp32 and int8: what it has no kernel for
+(bf16, most of all) it refuses when it loads a graph.
 """
 
 from __future__ import annotations
@@ -123,10 +124,11 @@ def running(operator: str, providers: list[Any], device: str) -> Callable[[Any],
                 made = session(operator, case, inputs, providers)
             graph, runner, like = made
             answers = [torch.empty_like(x) for x in like]
-            runner.run_with_iobinding(bound(runner, graph.feeds(inputs), answers, device), how)
+            feeds = graph.feeds(inputs)  # a binding knows addresses alone: what was copied must live until it ran
+            runner.run_with_iobinding(bound(runner, feeds, answers, device), how)
             return answers[0] if len(answers) == 1 else tuple(answers)
 
-        return call
+        return _onnx.in_order(case, call)
 
     factory.__doc__ = f"`{operator}` as a graph, by {providers[0]}."
     return factory

@@ -49,14 +49,15 @@ def running(operator: str, form: str) -> Callable[[Any], Call]:
                 compiled = opened(inputs)
             graph, request, like = compiled
             answers = [torch.empty_like(x) for x in like]
-            for name, x in graph.feeds(inputs).items():
+            feeds = graph.feeds(inputs)  # what was copied must live until it ran
+            for name, x in feeds.items():
                 request.set_tensor(name, seen(x))
             for place, x in enumerate(answers):
                 request.set_output_tensor(place, seen(x))
             request.infer()
             return answers[0] if len(answers) == 1 else tuple(answers)
 
-        return call
+        return _onnx.in_order(case, call)
 
     factory.__doc__ = f"`{operator}` as a compiled graph."
     return factory

@@ -53,13 +53,14 @@ def running(operator: str) -> Any:
                 made = built(inputs)
             graph, context, like = made
             answers = [torch.empty_like(x) for _, x in like]
-            for name, x in (*graph.feeds(inputs).items(), *zip((n for n, _ in like), answers, strict=True)):
+            feeds = graph.feeds(inputs)  # it is given addresses: what was copied must live until it ran
+            for name, x in (*feeds.items(), *zip((n for n, _ in like), answers, strict=True)):
                 context.set_tensor_address(name, x.data_ptr())
             if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
                 raise RuntimeError("TensorRT could not run its engine")
             return answers[0] if len(answers) == 1 else tuple(answers)
 
-        return call
+        return _onnx.in_order(case, call)
 
     factory.__doc__ = f"`{operator}` as an engine."
     return factory

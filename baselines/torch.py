@@ -83,13 +83,19 @@ def attention_formula(case: Any) -> Callable[..., Any]:
         before, after = max(S, Sk), 0
     masked = before >= 0
     hidden: Any = None
+    blind: Any = None
 
     def call(q: Any, k: Any, v: Any, mask: str, window: int = 0, sinks: Any = None, cap: float = cap) -> Any:
-        nonlocal hidden
+        nonlocal hidden, blind
         if masked and hidden is None:
             seen = torch.ones(S, Sk, dtype=torch.bool, device=q.device)
             hidden = ~seen.tril_(Sk - S + after).triu_(Sk - S - before)
-        return _eager_attention(q, k, v, hidden, sinks, cap)
+            if Sk < S:
+                # Of a query that sees nothing softmax would be NaN: it sees all, and its answer is made 0.
+                blind = hidden.all(-1, keepdim=True)
+                hidden &= ~blind
+        out = _eager_attention(q, k, v, hidden, sinks, cap)
+        return out if blind is None else out.masked_fill(blind, 0)
 
     return call
 

@@ -161,6 +161,27 @@ def with_cap(inputs: Inputs, case: Case) -> Inputs:
     return inputs | {"q": inputs["q"].mul_(cap / 16), "cap": cap}
 
 
+def newest(
+    cache: torch.Tensor, block_table: torch.Tensor | None, lengths: torch.Tensor, new: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a cache (pages, page, …) or (B, S, …) holds each sequence's `new` last tokens, and the place behind
+    them: two indices (B, new + 1), or of nothing.
+
+    One key of many thousands is a share of the answer that rounding hides, so that who reads one too few, or one
+    too many, would be right: what lies there is to be larger.
+    """
+    import torch
+
+    at = lengths.long()[:, None] - new + torch.arange(new + 1, device=lengths.device)
+    if not cache.numel():
+        return at[:, :0], at[:, :0]
+    page = cache.shape[1]
+    at = at.clamp(0, (page if block_table is None else page * block_table.shape[1]) - 1)
+    if block_table is None:
+        return torch.arange(len(at), device=at.device)[:, None].expand_as(at), at
+    return block_table.long().gather(1, at // page), at % page
+
+
 def variations(names: tuple[str, ...] = ("q", "k", "v")) -> dict[tuple[str, Option], Callable[..., Inputs]]:
     """By option and value of `VARIANTS`, what makes inputs of it of plain ones."""
     return {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Option, Tolerance, exponentials_of, grid, torch_dtype
-from ._attention import with_cap, with_sinks
+from ._attention import newest, with_cap, with_sinks
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,8 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
 
     In pages of `page` tokens: k_cache and v_cache (pages, page, Hkv, D), block_table (B, ⌈S / page⌉) int32,
     which gives each sequence its pages, scattered over the cache. Contiguous (`page` 0): (B, S, Hkv, D) and
-    no block_table. lengths (B,) int32; what lies beyond a sequence's length is random too.
+    no block_table. lengths (B,) int32; what lies beyond a sequence's length is random too. Values of the newest
+    tokens, and in the place behind them, are the larger ones.
     """
     import torch
 
@@ -45,13 +46,12 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device, generator=generator, dtype=dtype)
 
-    return {
-        "q": draw(B, Sq, H, D),
-        "k_cache": draw(*shape),
-        "v_cache": draw(*shape),
-        "block_table": table,
-        "lengths": torch.tensor(lengths_of(case), dtype=torch.int32, device=device),
-    }
+    q, k_cache, v_cache = draw(B, Sq, H, D), draw(*shape), draw(*shape)
+    lengths = torch.tensor(lengths_of(case), dtype=torch.int32, device=device)
+    # An answer over n keys is about 1/√n of a value large: so the newest token is an eighth of it.
+    at = newest(v_cache, table, lengths, Sq)
+    v_cache[at] *= (lengths.float().sqrt() / 8).clamp(min=1).to(dtype)[:, None, None, None]
+    return {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": table, "lengths": lengths}
 
 
 def reference(
@@ -152,8 +152,20 @@ OPERATOR = Operator(
         "fp16": Tolerance(norm=1.5e-3, absolute=1e-1, relative=8e-3),
         "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
     },
-    # Sinks and caps of scores came later.
+    # Sinks and caps of scores came later, then larger values of the newest tokens: nothing else is drawn.
     continues={
+        "1af6007be04e": "a95fe6ae4725",
+        "4e2a3daa925a": "204fdf8567bd",
+        "700f2a4217b3": "795c2929189c",
+        "e29bb90f72fe": "2e10db4d079e",
+        "1fc0ec64d469": "c3d8255b5936",
+        "d7b9105aeeaf": "1cdbd082265b",
+        "bfe26362988d": "5b2f1a335d83",
+        "10d22aa9bc01": "3e733d52aa5c",
+        "136cdf913784": "a7149fe9950b",
+        "c06ad67e72fe": "eae42bba705a",
+        "ac5cfb5e5e61": "59d68a6bef9a",
+        "dd5a0aeac17a": "062d4ef9b138",
         "89d9be9ff41c": "a95fe6ae4725",
         "a3a59e5a19cf": "204fdf8567bd",
         "f95417cd6b31": "795c2929189c",

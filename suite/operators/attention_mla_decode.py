@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid, torch_dtype
+from ._attention import newest
 from .attention_decode import lengths_of
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ BEFORE = 192
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
     """q (B, Sq, H, C + R), cache (pages, page, C + R), block_table (B, ⌈S / page⌉) int32, which gives each
     sequence its pages, scattered over the cache, lengths (B,) int32, how many of the columns are latent, and the
-    scale.
+    scale. In the newest tokens, and in the place behind them, the middle one of the latent columns is large;
+    queries have 0 there.
     """
     import torch
 
@@ -35,11 +37,18 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device, generator=generator, dtype=dtype)
 
+    q, cache, table = draw(B, Sq, H, C + R), draw(B * across, page, C + R), places.view(B, across)
+    lengths = torch.tensor(lengths_of(case), dtype=torch.int32, device=device)
+    # Keys and values are one: what is large is a column that queries do not see, so that it moves no weight. It is
+    # half of the answer's norm at most.
+    q[..., C // 2] = 0
+    pages, rows = newest(cache, table, lengths, Sq)
+    cache[pages, rows, C // 2] = ((lengths * C).float().sqrt() / 2).to(dtype)[:, None]
     return {
-        "q": draw(B, Sq, H, C + R),
-        "cache": draw(B * across, page, C + R),
-        "block_table": places.view(B, across),
-        "lengths": torch.tensor(lengths_of(case), dtype=torch.int32, device=device),
+        "q": q,
+        "cache": cache,
+        "block_table": table,
+        "lengths": lengths,
         "latent": C,
         "scale": BEFORE**-0.5,
     }
@@ -106,6 +115,12 @@ OPERATOR = Operator(
         "bf16": Tolerance(norm=1e-2, absolute=8e-1, relative=5e-2),
         "fp16": Tolerance(norm=1.5e-3, absolute=1e-1, relative=8e-3),
         "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
+    },
+    # A column of the newest tokens became large, and 0 in queries: nothing else is drawn or computed.
+    continues={
+        "291fefd52b2b": "ff7a75bc649e",
+        "f59bbd3b31d2": "559d1d3afd6b",
+        "5bb7340ac491": "50eb2ffaeb8a",
     },
     plans={
         "quick": (grid("forward", options=PAGED, B=16, Sq=1, H=128, S=4096, C=512, R=64),),

@@ -23,6 +23,10 @@ TOLERANCE = Tolerance(norm=0.028, absolute=1e-3, relative=0.068)
 """As of `fp8_quant` to E4M3, and bf16's rounding for who computes the activation before."""
 
 
+EPS = 0.1
+"""The norm's: large, beside a mean square of about 1, so that its absence or another place of it shows."""
+
+
 def drawn(
     case: Case, device: torch.device, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -46,7 +50,7 @@ def drawn(
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
     """x (M, K) with the norm's weight (K,) and its epsilon, or gate and up side by side (M, 2K) with None."""
     x, weight = drawn(case, device, generator)
-    return {"x": x, "norm_weight": weight, "eps": 1e-6}
+    return {"x": x, "norm_weight": weight, "eps": EPS}
 
 
 def reference(x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -100,6 +104,10 @@ OPERATOR = Operator(
     tokens=lambda case: case.axes["M"],
     dtypes=("bf16", "fp16"),
     tolerances=dict.fromkeys(("bf16", "fp16"), TOLERANCE),
+    # Epsilon became large: nothing else is drawn or computed.
+    continues={
+        "d54ebd076f65": "5ac609a3ea9f",
+    },
     plans={
         "quick": (grid("forward", M=4096, K=4096),),
         "quick_cpu": (grid("forward", M=64, K=1024),),

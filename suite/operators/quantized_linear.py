@@ -14,7 +14,7 @@ from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid
 from ._accuracy import SATURATED, UNDERFLOWED, WEIGHT_BYTES, saturated, underflowed, weight_bytes
 from .fp8_matmul import BLOCK, quantized_weight, results_of, widened
-from .quantized_activation import drawn
+from .quantized_activation import EPS, drawn
 from .quantized_activation import reference as activation
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
     """
     x, norm_weight, weight = original(case, device, generator)
     q, scale = quantized_weight(weight)
-    return {"x": x, "weight": q, "scale": scale, "norm_weight": norm_weight, "eps": 1e-6}
+    return {"x": x, "weight": q, "scale": scale, "norm_weight": norm_weight, "eps": EPS}
 
 
 def reference(
@@ -59,7 +59,7 @@ def unquantized(case: Case, device: torch.device, generator: torch.Generator) ->
     """activation(x) @ weight.T with the weight before it was quantized."""
     x, norm_weight, weight = original(case, device, generator)
     wide = None if norm_weight is None else norm_weight.double()
-    return activation(x.double(), wide, 1e-6) @ weight.double().T
+    return activation(x.double(), wide, EPS) @ weight.double().T
 
 
 def results(result: torch.Tensor, inputs: Inputs) -> torch.Tensor:
@@ -105,6 +105,10 @@ OPERATOR = Operator(
     tokens=lambda case: case.axes["M"],
     dtypes=("bf16",),
     tolerances={"bf16": TOLERANCE},
+    # Epsilon became large: nothing else is drawn or computed.
+    continues={
+        "47b5f141d353": "0dc245317398",
+    },
     plans={
         "quick": (grid("forward", M=4096, N=4096, K=4096),),
         "quick_cpu": (grid("forward", M=16, N=256, K=320),),

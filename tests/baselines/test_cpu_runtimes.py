@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernelmark.baselines import onednn
+from kernelmark.baselines import _onnx, onednn
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure import device
 from kernelmark.suite.measure.session import Session
@@ -70,6 +70,9 @@ def test_graphs_give_the_answers(name, operator):
         ("matmul", {"layout": "tn", "epilogue": "bias"}),
         ("matmul", {"epilogue": "swiglu"}),
         ("attention", {"mask": "full"}),
+        ("attention", {"storage": "bshd"}),
+        ("attention", {"storage": "packed"}),
+        ("attention_window", {"storage": "bshd"}),
         ("attention_decode", {"page": 16, "lengths": "mixed"}),
     ],
 )
@@ -78,6 +81,44 @@ def test_graphs_of_other_options(name, operator, options):
     if find_spec(NEEDS[name]) is None or find_spec("onnx") is None:
         pytest.skip(f"{name} is not installed here")
     right(operator, module.IMPLEMENTATIONS[operator][name], "fp32", **options)
+
+
+@pytest.mark.parametrize("operator", ["attention", "attention_window"])
+def test_graphs_are_fed_what_lies_as_they_read_it(operator):
+    """Runtimes are given addresses: of views they would read other numbers."""
+    definition = OWN.operator(operator)
+    case = definition.case(SHAPES[operator], "fp32", "forward", storage="packed")
+    inputs = definition.built(case, CPU, torch.Generator().manual_seed(0))
+    assert not inputs["q"].is_contiguous()
+    graph = _onnx.Graph()
+    graph.given("q", inputs["q"])
+    (fed,) = graph.feeds(inputs).values()
+    assert fed.is_contiguous()
+    assert torch.equal(fed, inputs["q"])
+    call = _onnx.in_order(case, lambda **given: None)
+    assert all(x.is_contiguous() for x in call.conversion(**inputs))
+
+
+@pytest.mark.parametrize("operator", ["attention", "attention_window", "attention_decode"])
+@pytest.mark.parametrize(("option", "says"), [({"sinks": True}, "no sinks"), ({"cap": 30}, "no cap")])
+def test_graphs_say_what_their_attention_lacks(operator, option, says):
+    definition = OWN.operator(operator)
+    case = definition.case(SHAPES[operator], "fp32", "forward", **option)
+    with pytest.raises(NotImplementedError, match=says):
+        _onnx.made(operator, case, definition.built(case, CPU, torch.Generator().manual_seed(0)))
+
+
+def test_a_causal_graph_of_more_keys_than_queries_ends_with_both():
+    """ONNX's own causal mask begins with both."""
+    if find_spec("onnxruntime") is None or find_spec("onnx") is None:
+        pytest.skip("onnxruntime is not installed here")
+    from kernelmark.baselines.onnxruntime import IMPLEMENTATIONS
+
+    definition = OWN.operator("attention")
+    case = definition.case(SHAPES["attention"] | {"Sk": 33}, "fp32", "forward")
+    bench = Workbench.build(definition, case, CPU, 1)
+    call = bench.call(IMPLEMENTATIONS["attention"]["onnxruntime"](case))
+    deviation(bench.comparable(call()), bench.references, definition.tolerances["fp32"])
 
 
 def test_what_a_runtime_has_no_kernel_for_is_unsupported():

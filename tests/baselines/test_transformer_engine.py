@@ -206,6 +206,14 @@ def test_layers_run_within_the_recipes_autocast_and_are_held_to_its_bound(name: 
         TRAIN[f"transformer_engine_layers_{name}"](case("llama-tiny", "bf16"))
 
 
+def test_its_loss_has_no_z_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", SimpleNamespace(parallel_cross_entropy=None))
+    factory = transformer_engine.IMPLEMENTATIONS["cross_entropy"]["transformer_engine"]
+    assert callable(factory(SimpleNamespace(options={"regularized": False})))
+    with pytest.raises(NotImplementedError, match="no z-loss"):
+        factory(SimpleNamespace(options={"regularized": True}))
+
+
 @pytest.mark.parametrize("name", ["mamba2-tiny", "qwen3-0.6b", "olmo-2-7b", "granite-3-8b"])
 def test_what_its_layer_lacks(name: str) -> None:
     model = next(x for x in train.catalog().models.values() if name in x.configurations)

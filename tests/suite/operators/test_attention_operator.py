@@ -162,3 +162,14 @@ def test_tolerance_fails_a_gradient_off_by_two_percent(broken):
     outputs[broken] = outputs[broken] * 1.02
     with pytest.raises(Incorrect, match=f"output {broken}"):
         deviation(outputs, laid.references, OPERATOR.tolerances["bf16"])
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_torchs_formula_gives_zeros_where_a_query_sees_nothing(pass_):
+    """As the reference does: of fewer keys than queries, with a cap and no sinks, softmax alone would be NaN."""
+    from kernelmark.baselines.torch import IMPLEMENTATIONS
+
+    case = OPERATOR.case(AXES | {"S": 20, "Sk": 12}, "fp32", pass_, cap=30)
+    bench = Workbench.build(OPERATOR, case, torch.device("cpu"), 1)
+    call = bench.call(IMPLEMENTATIONS["attention"]["torch"](case))
+    deviation(bench.comparable(call()), bench.references, bench.tolerance)

@@ -206,3 +206,106 @@ def test_tolerance_of_fp8_quant_is_tight(wrong, format):
     bench = Workbench.build(chosen, as_case("row", format), CPU, seed=1)
     with pytest.raises(Incorrect):
         deviation(bench.comparable(bench.call(wrong)()), bench.references, chosen.tolerances["fp32"])
+
+
+def judged(operator, axes, implementation, dtype="bf16", **options):
+    """Raises `Incorrect` where the harness refuses an answer."""
+    definition = importlib.import_module(f"kernelmark.suite.operators.{operator}").OPERATOR
+    case = definition.case(axes, dtype, "forward", **options)
+    bench = Workbench.build(definition, case, CPU, 1)
+    deviation(bench.comparable(bench.call(implementation(case))()), bench.references, bench.tolerance)
+
+
+@pytest.mark.parametrize("wrong", ["absent", "outside of the root"])
+@pytest.mark.parametrize("operator", ["rms_norm", "add_rms_norm", "layer_norm", "gated_rms_norm"])
+def test_a_norms_epsilon_counts(operator, wrong):
+    """In bf16 already."""
+
+    def implementation(case):
+        right = importlib.import_module(f"kernelmark.suite.operators.{operator}").reference
+
+        def call(eps, **inputs):
+            # Of a mean square near to 1: 1 / (1 + eps) is what (1 + a) ** -0.5 gives of a = eps² + 2 eps.
+            return right(**inputs, eps=0.0 if wrong == "absent" else eps * (2 + eps))
+
+        return call
+
+    axes = {"B": 1, "S": 8, "D": 256} | ({"G": 2} if operator == "gated_rms_norm" else {})
+    with pytest.raises(Incorrect):
+        judged(operator, axes, implementation)
+
+
+def wrong_loss(change):
+    """PyTorch's loss of targets that are changed."""
+
+    def implementation(case):
+        right = EAGER[case.operator]["torch"](case)
+        return lambda target, **inputs: right(target=change(target), **inputs)
+
+    return implementation
+
+
+@pytest.mark.parametrize("change", [lambda x: x.roll(1), torch.zeros_like, lambda x: (x + 1) % 500])
+@pytest.mark.parametrize("operator", ["cross_entropy", "fused_linear_cross_entropy"])
+def test_a_loss_of_other_targets_is_wrong(operator, change):
+    """In bf16, forward alone, and of so many rows that their mean would hide it."""
+    axes = {"M": 2048, "V": 500} | ({"D": 32} if operator == "fused_linear_cross_entropy" else {})
+    with pytest.raises(Incorrect):
+        judged(operator, axes, wrong_loss(change))
+    judged(operator, axes, wrong_loss(lambda x: x))
+
+
+@pytest.mark.parametrize("wrong", ["no smoothing", "smoothed by half", "ignored rows count"])
+def test_a_wrong_regularized_loss_is_caught(wrong):
+    def implementation(case):
+        right = EAGER["cross_entropy"]["torch"](case)
+
+        def call(logits, target, label_smoothing, z_loss):
+            given = {"no smoothing": 0.0, "smoothed by half": label_smoothing / 2}.get(wrong, label_smoothing)
+            if wrong == "ignored rows count":
+                target = target.clamp(min=0)
+            return right(logits=logits, target=target, label_smoothing=given, z_loss=z_loss)
+
+        return call
+
+    with pytest.raises(Incorrect):
+        judged("cross_entropy", {"M": 1024, "V": 500}, implementation, regularized=True)
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+@pytest.mark.parametrize(
+    ("operator", "axes"),
+    [
+        ("attention_decode", {"Sq": 1, "H": 4, "Hkv": 2, "S": 16383, "D": 16}),
+        ("attention_mla_decode", {"Sq": 1, "H": 4, "S": 16383, "C": 16, "R": 8}),
+    ],
+)
+def test_a_cache_read_to_another_length_is_wrong(operator, axes, shift):
+    """One key too few, or too many, of thousands, in bf16."""
+
+    def implementation(case):
+        right = EAGER[operator]["torch"](case)
+        return lambda lengths, **inputs: right(lengths=lengths + shift, **inputs)
+
+    with pytest.raises(Incorrect):
+        judged(operator, axes | {"B": 2}, implementation, lengths="mixed")
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_a_rotation_of_one_place_turns(layout):
+    """As a step that decodes has it."""
+    axes = {"B": 2, "H": 2, "Hkv": 1, "S": 1, "D": 8}
+    with pytest.raises(Incorrect):
+        judged("rope", axes, lambda case: lambda q, k, **rest: (q.clone(), k.clone()), layout=layout)
+
+
+def test_a_gated_product_that_clamps_nothing_is_wrong():
+    axes = {"M": 32, "D": 128, "F": 128, "E": 4, "K": 2}
+
+    def implementation(case):
+        right = EAGER["moe"]["torch"](case)
+        return lambda limit, **inputs: right(limit=1e9, **inputs)
+
+    with pytest.raises(Incorrect):
+        judged("moe", axes, implementation, activation="clamped")
+    judged("moe", axes, EAGER["moe"]["torch"], activation="clamped")
