@@ -172,13 +172,13 @@ class Definition:
             primary=self.metrics[0].name,
         )
         self._checked(bare)
-        tokens = self.tokens(bare)
+        tokens = self._given("tokens", self.tokens, bare)
         return msgspec.structs.replace(
             bare,
             spec=self.spec(bare),
-            bytes=self._count("bytes", self.bytes(bare), bare),
-            flops=self._count("flops", self.flops(bare), bare),
-            exponentials=self._count("exponentials", self.exponentials(bare), bare),
+            bytes=self._count("bytes", self._given("bytes", self.bytes, bare), bare),
+            flops=self._count("flops", self._given("flops", self.flops, bare), bare),
+            exponentials=self._count("exponentials", self._given("exponentials", self.exponentials, bare), bare),
             tokens=None if tokens is None else self._count("tokens", tokens, bare),
         )
 
@@ -188,6 +188,20 @@ class Definition:
             bounds.checked_case(case)
         except bounds.OutOfBounds as error:
             raise InputError(f"{self.name}: {error}.") from None
+
+    def _given(self, what: str, function: Callable[[Case], object], case: Case) -> object:
+        """What a function of the definition's file gives. Raises `InputError` where it raises anything: the file
+        may be a user's, and its fault is none of ours.
+        """
+        try:
+            return function(case)
+        except InputError:
+            raise
+        except Exception as error:
+            said = short(f"{type(error).__name__}: {error}")
+            raise InputError(
+                f"{self.name}: its function for {what} failed for {short(case.name)}: {said}."
+            ) from error
 
     def _count(self, what: str, given: object, case: Case) -> int:
         """What a function of the definition's file counts, which may give anything."""
@@ -300,7 +314,7 @@ def _text(function: FunctionType) -> str:
 
 @cache
 def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    return ast.parse(path.read_bytes())  # its encoding is what its first bytes say, as for an import
 
 
 @cache

@@ -392,8 +392,8 @@ def _file(path: Path, catalog: Catalog, device: DeviceKind) -> Plan:
             if path.suffix != ".toml":
                 raise unknown("plan", str(path), [*BUILTIN, "a .toml file"])
             raise InputError(f"no plan file at {name}.")
-        with open(path, encoding="utf-8") as file:
-            text = file.read(plan_file.LARGEST + 1)
+        with open(path, encoding="utf-8-sig") as file:  # editors on Windows put a mark before the first line
+            text = file.read(plan_file.TEXT + 1)
     except (OSError, ValueError) as error:  # no UTF-8, a name that no file has
         raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
@@ -424,7 +424,8 @@ def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -
                     calls[case.full_name] = calls.get(case.full_name, 0.0) + table.calls
     if not cases and not file.worth:
         raise InputError("a plan needs at least one [[cases]] or [[worth]] table.")
-    caches: tuple[Cache, ...] = (file.cache,) if isinstance(file.cache, str) else tuple(file.cache)
+    # Once each: a state that is listed twice would give a row two records of one replicate.
+    caches: tuple[Cache, ...] = (file.cache,) if isinstance(file.cache, str) else tuple(dict.fromkeys(file.cache))
     # A case of several tables is for what any of them names, and for all if one names none.
     only = {key: tuple(dict.fromkeys(chain(*tables))) for key, tables in named.items() if all(tables)}
     limits = file.sampling, file.deadline_s

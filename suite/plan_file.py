@@ -14,14 +14,16 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from ..registry.errors import InputError
-from ..registry.store.bounds import DEADLINE_S, REPLICATES
+from ..registry.store.bounds import DEADLINE_S, LARGEST, REPLICATES
 from ..registry.store.record import Cache, Pass
 from .definition import Grid, Option
 from .measure.stopping import Sampling
 from .system import System
 
-LARGEST = 4 << 20
+TEXT = 4 << 20
 """Characters of a plan file."""
+CASES = 20_000
+"""Of a plan. They stand in a journal's first line, which is not read again where it is longer than 16 MiB."""
 
 
 class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +42,7 @@ class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"count is {self.count}; 1 to 1000")
         for axis, bounds in self.axes.items():
             multiple = bounds[2] if len(bounds) == 3 else 1
-            if len(bounds) not in (2, 3) or not 0 < multiple <= bounds[0] <= bounds[1]:
+            if len(bounds) not in (2, 3) or not 0 < multiple <= bounds[0] <= bounds[1] <= LARGEST:
                 raise ValueError(f"axis {axis} is {bounds}; [smallest, largest] or [smallest, largest, multiple]")
 
     def sizes(self) -> list[dict[str, int]]:
@@ -137,8 +139,8 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read(text: str) -> PlanFile:
     """The tables of a plan file. Raises `InputError` for a text that is none, or whose numbers mean nothing."""
     try:
-        if len(text) > LARGEST:
-            raise ValueError(f"more than {LARGEST >> 20} MiB")
+        if len(text) > TEXT:
+            raise ValueError(f"more than {TEXT >> 20} MiB")
         file = msgspec.convert(tomllib.loads(text), PlanFile)
     except msgspec.ValidationError as error:
         raise InputError(f"not a valid plan: {_explained(str(error)[:1000])}") from None
@@ -151,6 +153,8 @@ def read(text: str) -> PlanFile:
         raise InputError(f"deadline_s is {file.deadline_s:g}; above 0, at most {DEADLINE_S:.0f}.")
     if file.budget_s is not None and not file.budget_s > 0:
         raise InputError(f"budget_s is {file.budget_s:g}; above 0.")
+    if (count := sum(x.size for table in file.cases for x in table.grids())) > CASES:
+        raise InputError(f"its [[cases]] make {count:,} cases; at most {CASES:,}. List fewer values.")
     if not file.cache:
         raise InputError("cache is empty; cold, hot or both.")
     return file

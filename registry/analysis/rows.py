@@ -371,9 +371,12 @@ def _measure_one(having: Sequence[_Samples], metric: Metric) -> None:
         for place, sd, figures in zip(places, deviations, np.stack(columns, axis=1).tolist(), strict=True):
             mean, middle, minimum, maximum, p5, p20, p80, p95 = figures
             made = processes[place]
+            value = max(made) if metric.across == "maximum" else median(made)
             low, high = bounds[place]
+            if high is not None:  # that of the middle, which the largest may lie above
+                high = max(high, value)
             having[place][0].metrics[name] = Value(
-                value=max(made) if metric.across == "maximum" else median(made),
+                value=value,
                 unit=metric.unit,
                 better=metric.better,
                 processes=len(made),
@@ -434,7 +437,7 @@ def _compare(cases: Iterable[Sequence[_Group]], metrics: Mapping[str, Metric]) -
         measured = [x for x in peers if x.measured and metrics[x.primary].better != "neither"]
         baselines = [x for x in measured if baseline(x.first.provider, x.first.implementation)]
         eager = next((x for x in baselines if x.first.implementation == EAGER), None)
-        best = min(baselines, key=lambda x: x.middle if x.better == "lower" else -x.middle, default=None)
+        best = _best(baselines)
         for group in measured:
             group.speedups["speedup_vs_eager"] = _ratio(eager.made, group.made, group.better) if eager else None
             if best is not None:
@@ -447,6 +450,19 @@ def _compare(cases: Iterable[Sequence[_Group]], metrics: Mapping[str, Metric]) -
             "speedup_ci_low": low,
             "speedup_ci_high": high,
         }
+
+
+def _best(baselines: Iterable[_Group]) -> _Group | None:
+    """The best by its middle, unless another is better in the processes that both have: one that was lost where
+    the machine was slow is not the faster for it.
+    """
+    ordered = sorted(baselines, key=lambda x: x.middle if x.better == "lower" else -x.middle)
+    best = next(iter(ordered), None)
+    for x in ordered[1:]:
+        assert best is not None
+        if (gain := _ratio(best.made, x.made, x.better)) is not None and gain > 1:
+            best = x
+    return best
 
 
 def speedup(base: Mapping[int, float], other: Mapping[int, float], better: Better = "lower") -> Speedup:
@@ -478,7 +494,12 @@ def speedups(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float], Bet
 
 
 def _ratio(base: Mapping[int, float], other: Mapping[int, float], better: Better) -> float | None:
-    """Of the medians; None where a value is not positive, or there is none."""
+    """Of the medians over the processes that have both, or of all where none has; None where a value is not
+    positive, or there is none.
+    """
+    # A process that one side has alone may have met another state of the machine.
+    if common := base.keys() & other.keys():
+        base, other = {x: base[x] for x in common}, {x: other[x] for x in common}
     if not base or not other or min(*base.values(), *other.values()) <= 0:
         return None
     if better == "higher":
@@ -503,7 +524,8 @@ def category(row: Row) -> str | None:
         return "excellent"
     if low >= 1.2:
         return "good"
-    return "faster" if low >= 1.0 else "undecided"
+    # Equal times in all processes are an interval without width: nobody is faster.
+    return "faster" if low >= 1.0 and high > 1.0 else "undecided"
 
 
 def summarize(journal: Journal, chosen: Iterable[Row] | None = None) -> dict[str, Any]:

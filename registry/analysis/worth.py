@@ -14,7 +14,7 @@ import msgspec
 
 from ..store.journal import Journal
 from ..store.metric import summarized
-from ..store.record import Exchange, Launches, Record, Status
+from ..store.record import Exchange, Launches, Record, Status, ended
 from .explained import difference, stated
 from .statistics import log_mean_interval
 
@@ -95,12 +95,15 @@ def _worth(x: Exchange, found: Mapping[tuple[str, str, str], Mapping[int, Record
         return Worth(x, "unsupported", f"{x.system}: {x.refused}")
     base = found.get((x.program, x.step, x.base), {})
     exchanged = found.get((x.program, x.step, x.system), {})
-    failed = _failure(exchanged) or _failure(base)
-    if failed is not None:
-        return Worth(x, failed.status, f"{failed.implementation}: {failed.reason}")
+    for name, records in ((x.system, exchanged), (x.base, base)):
+        status, reason = ended(tuple(records.values()))
+        if status != "ok":
+            return Worth(x, status, f"{name}: {reason}")
+    # A process that was lost costs its pair, and not the others.
     pairs = {
         replicate: (_primary(base[replicate]), _primary(exchanged[replicate]))
         for replicate in sorted(base.keys() & exchanged.keys())
+        if base[replicate].status == exchanged[replicate].status == "ok"
     }
     if not pairs:
         return Worth(x, "unavailable", "not measured yet")
@@ -122,12 +125,6 @@ def _worth(x: Exchange, found: Mapping[tuple[str, str, str], Mapping[int, Record
         gained_ms=step - step / ratio,
         expected_ms=gained,
     )
-
-
-def _failure(records: Mapping[int, Record]) -> Record | None:
-    """A record that did not end well; a wrong answer first, which no right one outvotes."""
-    bad = [x for x in records.values() if x.status != "ok"]
-    return next((x for x in bad if x.status == "incorrect"), bad[0] if bad else None)
 
 
 def _primary(record: Record) -> float:

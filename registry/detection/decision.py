@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..figures import percent
-from ..store.metric import Equivalence
+from ..store.metric import Equivalence, Metric
 from ..store.record import Key
 from .assessment import MINIMUM_OPERATORS, Assessment, assess, confirming, machine_shift, noise_settled
 from .comparison import Comparison, History, Noise, Options, pooled
@@ -300,8 +300,12 @@ def _by_ratio(row: Comparison) -> bool:
 
 
 def _costs(row: Comparison, values: Sequence[float]) -> Sequence[float]:
+    return costs(row.metric, values)
+
+
+def costs(metric: Metric, values: Sequence[float]) -> Sequence[float]:
     """Values of which more is worse: inverses where the metric is better higher."""
-    if row.metric.better != "higher":
+    if metric.better != "higher":
         return values
     return [1 / x if x > 0 else math.nan for x in values]
 

@@ -7,7 +7,7 @@ Each answers another question than "did this commit make it slower", and on unch
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -65,9 +65,13 @@ def describe(base: Sequence[float], current: Sequence[float]) -> Descriptive:
     )
 
 
-def describe_records(base: Iterable[Record], current: Iterable[Record]) -> Mapping[Key, Descriptive]:
-    """The statistics of every row that has samples on both sides."""
-    before, after = _samples(base), _samples(current)
+def describe_records(
+    base: Iterable[Record], current: Iterable[Record], rates: Collection[str] = ()
+) -> Mapping[Key, Descriptive]:
+    """The statistics of every row that has samples on both sides. Of `rates`, metrics of which more is better, the
+    negative values are looked at, so that signs say the same.
+    """
+    before, after = _samples(base, rates), _samples(current, rates)
     return {key: describe(before[key], after[key]) for key in before if key in after}
 
 
@@ -81,11 +85,12 @@ def tukey_outliers(samples: Sequence[float] | Floats) -> int:
     return int(((values < low - reach) | (values > high + reach)).sum())
 
 
-def _samples(records: Iterable[Record]) -> dict[Key, list[float]]:
+def _samples(records: Iterable[Record], rates: Collection[str]) -> dict[Key, list[float]]:
     out: dict[Key, list[float]] = {}
     for record in records:
         if record.measurement is not None:
-            out.setdefault(record.identity, []).extend(record.primary)
+            sign = -1 if record.case.primary in rates else 1
+            out.setdefault(record.identity, []).extend(sign * x for x in record.primary)
     return out
 
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
+import msgspec
 import numpy as np
 
 from ..analysis.statistics import t_quantile
-from ..figures import change, percent, signed
+from ..figures import change, percent, quantity, signed
 from ..store.metric import Equivalence, Metric, Ratio
 from .comparison import Comparison
 from .equivalence import equivalent
@@ -35,13 +36,27 @@ def _flag(comparison: Comparison, metric: Metric) -> Flag | None:
         return _inequivalent(metric, rule, *sides)
     if not isinstance(rule, Ratio) or metric.better == "neither":
         return None
-    if metric.better == "higher":  # of the inverse, more is worse
-        sides = [tuple(1 / x if x else math.nan for x in side) for side in sides]
     test = {"median": _median, "separation": _separation, "interval": _interval}[rule.test]
-    found = test(metric, rule, *sides)
-    if found is None or metric.better == "lower":
-        return found
-    return Flag(found.metric, 1 / found.base, 1 / found.current, found.reason)
+    if metric.better == "lower":
+        return test(metric, rule, *sides)
+    sides = [tuple(max(x, rule.floor) for x in side) for side in sides]
+    if (lost := _lost(metric, *sides)) is not None:
+        return lost
+    # Of the inverse, more is worse; what is told is of the values themselves.
+    inverse = [tuple(1 / x if x else math.nan for x in side) for side in sides]
+    found = test(metric, msgspec.structs.replace(rule, floor=0.0), *inverse)
+    if found is None:
+        return None
+    before, now = 1 / found.base, 1 / found.current
+    return Flag(found.metric, before, now, f"{_named(metric)} {change(now / before)}")
+
+
+def _lost(metric: Metric, base: Sequence[float], current: Sequence[float]) -> Flag | None:
+    """A metric of which more is better and nothing is left: 0 has no inverse, and no test would see it."""
+    base, current = _finite(base), _finite(current)
+    if not base or not current or median(current) > 0 or not (before := median(base)) > 0:
+        return None
+    return Flag(metric.name, before, 0.0, f"{_named(metric)} fell to 0")
 
 
 def _median(metric: Metric, rule: Ratio, base: Sequence[float], current: Sequence[float]) -> Flag | None:
@@ -51,9 +66,11 @@ def _median(metric: Metric, rule: Ratio, base: Sequence[float], current: Sequenc
     if not base or not current:
         return None
     before, now = median(base), median(current)
-    if before <= rule.floor or now <= before * (1 + rule.above):
+    # Values up to the floor count as the floor: what takes no memory, as in place, may come to take some.
+    if now <= max(before, rule.floor) * (1 + rule.above):
         return None
-    return Flag(metric.name, before, now, f"{_named(metric)} {change(now / before)}")
+    grew = change(now / before) if before > 0 else f"grew from 0 to {quantity(now, metric.unit)}"
+    return Flag(metric.name, before, now, f"{_named(metric)} {grew}")
 
 
 def _separation(metric: Metric, rule: Ratio, base: Sequence[float], current: Sequence[float]) -> Flag | None:
@@ -77,7 +94,7 @@ def _interval(metric: Metric, rule: Ratio, base: Sequence[float], current: Seque
     width = min(len(base), len(current))
     if width < 3:
         return None
-    logs = [log_times([list(x)], width) for x in (base, current)]
+    logs = [log_times([[max(y, rule.floor) for y in x]], width) for x in (base, current)]
     estimate = trimmed(logs[1] - logs[0])
     if not estimate.count[0] >= 3:
         return None

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from ..errors import unknown
-from ..store.metric import LATENCY, OPERATOR_METRICS, Metric
+from ..store.metric import ERRORS, HELD, LATENCY, OPERATOR_METRICS, PEAKS, Metric
 from ..store.record import Key
 from .comparison import Noise
 
@@ -43,7 +43,7 @@ EXIT_CODES: dict[str, int] = {
 }
 """The code of each verdict if it is among those that fail. A flag that fails is a 1."""
 FAIL_ON: frozenset[str] = frozenset(
-    {"regression", "incorrect", "missing", "not comparable", "inconclusive", "memory", "error"}
+    {"regression", "incorrect", "missing", "not comparable", "inconclusive", *PEAKS, HELD.name, *ERRORS}
 )
 """Verdicts, and metrics whose flags fail, unless the user says otherwise. Energy is noisy on short kernels:
 reported, not failed on."""

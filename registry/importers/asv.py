@@ -17,8 +17,8 @@ from .results import Benchmark, Field, Results, hexadecimal
 
 SECOND = 1e3
 COLUMNS = ("result", "params")
-_TIMED = re.compile(r"(^|\.)[Tt]ime[^.]*(\.[^.]*)?$")
-"""asv tells the kind of a benchmark by its function's name."""
+_TIMED = re.compile(r"(^|\.)(Time(raw)?[A-Z_]|time(raw)?_)[^.]*$")
+"""asv tells the kind of a benchmark by its function's name alone: `TimeSuite.track_size` is no time."""
 
 
 def read(raw: bytes, path: Path) -> Results:

@@ -48,6 +48,11 @@ def _benchmark(name: str, items: list[Field]) -> Benchmark:
     if failed:
         message = failed[0].get("error_message")
         return Benchmark(group, name, (), reason=message.text() if message else "it reported an error")
+    # What was skipped stands in the file with times of 0, which nobody measured.
+    skipped = [x for x in single if (skip := x.get("skipped")) is not None and skip.value is True]
+    if skipped:
+        message = skipped[0].get("skip_message")
+        return Benchmark(group, name, (), reason=message.text() if message else "it was skipped")
     chosen = single or [
         x for x in items if (kind := x.get("aggregate_name")) is not None and kind.text() == "median"
     ]

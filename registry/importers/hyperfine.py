@@ -25,13 +25,13 @@ def read(raw: bytes, path: Path) -> Results:
 
 
 def _benchmark(item: Field) -> Benchmark:
-    name = item.need("command").text()
     given = item.get("parameters")
     chosen = [f"{x}={given.need(x).value}" for x in given.members() if given.get(x)] if given else []
+    name = " ".join([item.need("command").text(), *chosen])
     times = item.get("times")
     samples = tuple(x.time(SECOND) for x in times.items()) if times else (item.need("median").time(SECOND),)
     codes = item.get("exit_codes")
     failed = [x.value for x in codes.items() if x.value != 0] if codes else []
     if failed:
         return Benchmark("command", name, (), reason=f"it ended with exit code {failed[0]} {len(failed)} times")
-    return Benchmark("command", " ".join([name, *chosen]), samples)
+    return Benchmark("command", name, samples)

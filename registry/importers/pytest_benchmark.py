@@ -5,6 +5,7 @@ Times are in seconds. A saved file without raw data gives the median of each ben
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from .results import Benchmark, Field, Results, hexadecimal
@@ -15,7 +16,10 @@ SECOND = 1e3
 def read(raw: bytes, path: Path) -> Results:
     """The benchmarks of a file."""
     file = Field.parse(raw, path.name)
-    found = tuple(_benchmark(x) for x in file.need("benchmarks").items())
+    items = file.need("benchmarks").items()
+    # Tests of two classes, or of two files in one group, may share a name: then they go by their whole one.
+    names = Counter(_named(x) for x in items)
+    found = tuple(_benchmark(x, names[_named(x)] > 1) for x in items)
     machine, commit = file.get("machine_info"), file.get("commit_info")
     cpu = machine.get("cpu") if machine else None
     conditions = {
@@ -41,15 +45,20 @@ def read(raw: bytes, path: Path) -> Results:
     )
 
 
-def _benchmark(item: Field) -> Benchmark:
+def _named(item: Field) -> tuple[str, str]:
     full, name = _text(item, "fullname"), item.need("name").text()
+    return _text(item, "group") or (full or name).split("::")[0], name
+
+
+def _benchmark(item: Field, shared: bool) -> Benchmark:
+    (group, name), full = _named(item), _text(item, "fullname") or ""
     stats = item.need("stats")
     data, iterations = stats.get("data"), stats.get("iterations")
     times = data.items() if data else []
     samples = tuple(x.time(SECOND) for x in times) or (stats.need("median").time(SECOND),)
     return Benchmark(
-        group=_text(item, "group") or (full or name).split("::")[0],
-        name=name,
+        group=group,
+        name=full.removeprefix(f"{group}::") if shared and full.endswith(f"::{name}") else name,
         samples_ms=samples,
         batch=max(1, int(iterations.number())) if iterations else 1,
     )

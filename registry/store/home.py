@@ -174,7 +174,10 @@ def _chosen() -> tuple[Path, str]:
     own = settings.load().home
     if own is None or Path(PROJECT).is_dir():
         return Path(PROJECT), "the current directory's own"
-    return Path(own).expanduser(), f"{settings.file()} says so"
+    try:
+        return Path(own).expanduser(), f"{settings.file()} says so"
+    except RuntimeError:  # no such user, or one without a home
+        raise InputError(f"{settings.file()}: home is {own!r}, and whose ~ that is is not known here.") from None
 
 
 def asked_for(header: Header) -> bool:

@@ -180,6 +180,9 @@ PEAKS = (MEMORY.name, "peak_allocated", "pass_memory", "generation_memory")
 """Metrics that are a device's peak memory, each by whoever measures it: an operator's case, `train`, `forward`,
 `generate`. A row has one at most, and rows of one case have the same."""
 
+ERRORS = (ERROR.name, ERROR_UNQUANTIZED.name, "loss_error", "gradient_error", "logits_error", "generation_error")
+"""Metrics that are a numerical error, in the same way."""
+
 RANK_LATENCY = Metric(
     "rank_latency",
     "ms",

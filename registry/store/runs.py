@@ -12,7 +12,7 @@ from .home import LATEST, Home, asked_for
 from .journal import read_header
 from .labels import Label
 from .record import Header
-from .transfer import checked_run
+from .transfer import checked_run, checked_tag
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ def rename(home: Home, run: str, name: str | None) -> Label:
 def tag(home: Home, run: str, tags: Sequence[str], remove: bool = False) -> Label:
     """Adds tags to a run, or takes them away."""
     for x in tags:
-        checked_run(x)
+        checked_tag(x)
     before = labels.read(home.folder).get(run, labels.NOTHING).tags
     after = [x for x in before if x not in tags] + ([] if remove else list(tags))
     return labels.change(home.folder, run, tags=tuple(after))

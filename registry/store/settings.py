@@ -32,7 +32,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def file() -> Path:
     """Where the file is or would be."""
     named = os.environ.get("KERNELMARK_CONFIG")
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    # Unlike Path's, this one does not raise where a user has no home, as in a container under a bare number.
+    folder = Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"))
     return Path(named) if named else folder / "kernelmark" / "config.toml"
 
 
@@ -42,7 +43,7 @@ def load() -> Settings:
     """
     path = file()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark first
     except (FileNotFoundError, NotADirectoryError) as error:
         if os.environ.get("KERNELMARK_CONFIG"):  # a typing error there would drop all that the file says
             raise InputError(

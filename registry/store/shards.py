@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import InputError, short
 from .home import Home
-from .journal import Journal, encode, read
+from .journal import Journal, encode, read, read_header
 from .metric import Metric
 from .record import BOARDS, HOST, UNKNOWN, Case, Ceiling, Footer, Header, Line, Record
 
@@ -32,6 +32,25 @@ def shards_of(home: Home, run: str) -> list[Path]:
     # One that is just being made may have no header yet.
     begun = (x for x in home.shards.glob(f"{run}.*-of-*.jsonl") if x.stat().st_size)
     return sorted(begun, key=lambda x: int(x.name.split(".")[-2].split("-")[0]))
+
+
+def checked_beside(home: Home, run: str, shard: tuple[int, int], **asked: object) -> None:
+    """Raises `InputError` where a shard that is to be measured cannot be joined with those that are here: `asked`
+    are fields of its header, `control` of its request. After it was measured that is too late.
+    """
+    for path in shards_of(home, run):
+        header = read_header(path)
+        if header is None or header.request.shard in (None, shard):
+            continue
+        there = {x: header.request.control if x == "control" else getattr(header, x) for x in asked}
+        apart = [f"{x} ({there[x]} / {asked[x]})" for x in asked if there[x] != asked[x]]
+        if header.request.shard is not None and header.request.shard[1] != shard[1]:
+            apart.append(f"shards ({header.request.shard[1]} / {shard[1]})")
+        if apart:
+            raise InputError(
+                f"run {run} has shard {path.name} here, which differs from this one in {', '.join(apart)}: "
+                "measure this one as that one was, or under another name."
+            )
 
 
 def join(journals: Sequence[Journal]) -> Journal:

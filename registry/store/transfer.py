@@ -21,6 +21,13 @@ from .shards import lines_of, path_of, shards_of
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
+def checked_tag(tag: str) -> str:
+    """A run's tag, if it is one: of the form of a name, as tables show tags with blanks between them."""
+    if not _RUN.fullmatch(tag):
+        raise InputError(f"{tag!r} is not a tag: letters, digits, - and _ only, 200 at most")
+    return tag
+
+
 def checked_run(run: str) -> str:
     """A run's name, if it is one.
 

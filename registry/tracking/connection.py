@@ -140,6 +140,11 @@ def reachable(uri: str, patience: Mapping[str, str]) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise StoreError(f"the registry at {shown(uri)} failed: {error}") from error
+    except ModuleNotFoundError as error:  # SQLAlchemy imports a database's driver when it is asked for one
+        raise RefusedError(
+            f"the registry at {shown(uri)} needs the Python module {error.name!r}, which is not installed here: "
+            "install it, or name a driver that is, as in postgresql+psycopg2://…"
+        ) from error
     except Exception as error:
         if not type(error).__module__.startswith(("mlflow", "requests", "urllib3", "sqlalchemy")):
             if not _within_mlflow(error):
@@ -167,8 +172,10 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def shown(uri: str) -> str:
-    """A URI without user name and password."""
-    return re.sub(r"//[^/@]*@", "//", uri)
+    """A URI without user name and password. It hides too much rather than too little: a password may hold @ and /,
+    where its user did not quote them.
+    """
+    return re.sub(r"//[^\s\"'?#]*@", "//", uri)
 
 
 def _client(uri: str) -> Any:

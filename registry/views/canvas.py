@@ -223,7 +223,8 @@ def log_axis(low: float, high: float, left: float, right: float) -> Axis:
 
 def linear_axis(high: float, left: float, right: float, text: Callable[[float], str]) -> Axis:
     """An axis from 0 to a little more than `high`."""
-    step = next(x * 10.0**e for e in range(-12, 12) for x in (1, 2, 2.5, 5) if high / (x * 10.0**e) <= 5)
+    # A journal of somebody else may hold any number, and a drawing must not cost its report.
+    step = next(x * 10.0**e for e in range(-12, 308) for x in (1, 2, 2.5, 5) if high / (x * 10.0**e) <= 5)
     end = high * 1.02
     ticks = [step * x for x in range(math.floor(end / step) + 1)]
     return Axis(lambda x: left + x / end * (right - left), [(x, text(x)) for x in ticks], left, right)

@@ -36,7 +36,9 @@ ASKED = (
 
 def hardware_table(comparison: DeviceComparison) -> Table:
     """A line a device: eager PyTorch, ours, ours over it and over the best baseline."""
-    shared = [x for x in comparison.rows if all(_measured(x.cells.get(y)) for y in comparison.devices)]
+    # A device whose runs have none of these rows was not measured, and takes no case from the others.
+    measured = [y for y in comparison.devices if any(_measured(x.cells.get(y)) for x in comparison.rows)]
+    shared = [x for x in comparison.rows if measured and all(_measured(x.cells.get(y)) for y in measured)]
     of = f"{len(shared)} cases that all measured devices have" if shared else "each device's own cases"
     table = Table(
         (

@@ -301,7 +301,7 @@ def _of_commits(asked: Asked, narrowed: Narrowed, home: Home) -> Found:
     remarks = tuple(x for x in (question.settling(answer),) if x is not None)
     report = ComparisonReport(str(base), str(head), answer.progress, asked.options, fails, remarks=remarks)
     if asked.described:
-        report = _described(report, *answer.records)
+        report = _described(report, *answer.records, tuple(_metrics(())))
     if report.slower and asked.explains:
         report = question.explained(report, answer, home, index, asked.attribute, asked.bisect)
     return report, base.commit, answer.runs
@@ -398,15 +398,18 @@ def _of_runs(asked: Asked, narrowed: Narrowed, home: Home) -> Found:
     sides = f"run {base.header.run}", f"run {current.header.run}"
     report = ComparisonReport(*sides, progress, asked.options, fails)
     if asked.described:
-        report = _described(report, base.records, current.records)
+        report = _described(report, base.records, current.records, current.header.metrics)
     return report, base.header.commit or base.header.run, (current.header.run,)
 
 
-def _described(report: ComparisonReport, base: Sequence[Record], current: Sequence[Record]) -> ComparisonReport:
+def _described(
+    report: ComparisonReport, base: Sequence[Record], current: Sequence[Record], metrics: Sequence[Metric]
+) -> ComparisonReport:
     """The report with the statistics that decide nothing."""
     from ...registry.detection.descriptive import describe_records
 
-    return msgspec.structs.replace(report, statistics=dict(describe_records(base, current)))
+    rates = {x.name for x in metrics if x.better == "higher"}
+    return msgspec.structs.replace(report, statistics=dict(describe_records(base, current, rates)))
 
 
 def _write_back(report: ComparisonReport, base: str, runs: tuple[str, ...], home: Home) -> None:

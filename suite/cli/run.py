@@ -19,6 +19,7 @@ from ...registry.figures import counted, seconds
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ...registry.store.record import PROVIDER, DeviceKind, Request, Status
+from ...registry.store.shards import checked_beside
 from ...registry.store.transfer import checked_run, join
 from .. import budget as budgets
 from .. import shards
@@ -145,6 +146,10 @@ def command_run(
                 return
             if fitted.left_out and limit_s is not None:
                 tell(f"no time within {seconds(limit_s)} for {_named(fitted.left_out)}", err=True)
+            if part is not None:
+                plan = fitted.plan
+                how = {"plan": plan.name, "seed": seed, "replicates": plan.replicates, "device": chosen}
+                checked_beside(home, named, part, control=control, **how)
             run = supervisor.Run(
                 plan=fitted.plan,
                 cells=fitted.cells,

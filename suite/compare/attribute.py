@@ -11,10 +11,12 @@ import msgspec
 
 from ...registry.detection.attribution import CAUSES, Arm, Attribution, arms, attribute, whole
 from ...registry.detection.comparison import Options
+from ...registry.detection.decision import costs
 from ...registry.detection.pairing import side
 from ...registry.detection.verdict import Verdict
 from ...registry.store.home import Home
 from ...registry.store.journal import read
+from ...registry.store.metric import LATENCY
 from ...registry.store.processes import by_row, tunings
 from ...registry.store.record import DeviceKind, Key, Record, Request
 from ..plan import Plan
@@ -117,7 +119,9 @@ class Factorial:
             runs[arm] = self._run(arm, rows, names[arm], others, {} if arm.tuning else held)
         seed = f"{self.seed + SEED}/{self._pass}"
         made = in_turns(self, list(runs.values()), wanted, seed, "attribution, round")
-        groups = {arm: by_row(read(run.path).records) if made else {} for arm, run in runs.items()}
+        journals = {arm: read(run.path) for arm, run in runs.items()} if made else {}
+        groups = {arm: by_row(journals[arm].records) if made else {} for arm in runs}
+        metrics = next((x.header.metrics for x in journals.values()), ())
         self._refused = {
             (arm, key): x.reason or x.status
             for arm, rows in groups.items()
@@ -128,7 +132,11 @@ class Factorial:
         out = {}
         for key, verdict in known.items():
             mine = self._arms(key in retuned)
-            times = {arm: side(groups[arm].get(key, []), made).medians or (math.nan,) * made for arm in mine}
+            metric = next((x for x in metrics if x.name == verdict.metric), LATENCY)
+            times = {
+                arm: costs(metric, side(groups[arm].get(key, []), made, metrics).medians) or (math.nan,) * made
+                for arm in mine
+            }
             out[key] = attribute(key, times, self.options, verdict.noise)
         return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -34,7 +35,12 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("min_samples must be at least 1 and at most max_samples")
         if not 0 <= self.min_seconds <= self.max_seconds:
             raise ValueError("min_seconds must not be negative and at most max_seconds")
-        if self.target <= 0:
+        # Neither infinity nor NaN: JSON has neither, so that no worker could read its task.
+        if not self.max_seconds < math.inf:
+            raise ValueError("max_seconds must be a length of time")
+        if not 0 <= self.warmup_s < math.inf:
+            raise ValueError("warmup_s must not be negative, and a length of time")
+        if not 0 < self.target < math.inf:
             raise ValueError("target must be above 0")
 
 

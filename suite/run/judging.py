@@ -269,7 +269,7 @@ def interpreted(root: Path) -> bool:
     """Whether Triton interprets what a root's files have it do, as far as their imports tell."""
     if os.environ.get("TRITON_INTERPRET", "").lower() not in ("1", "true", "on"):
         return False
-    return any(_imports_triton(x.read_text(encoding="utf-8", errors="replace")) for x in root.rglob("*.py"))
+    return any(_imports_triton(x.read_text(encoding="utf-8-sig", errors="replace")) for x in root.rglob("*.py"))
 
 
 def _imports_triton(source: str) -> bool:
@@ -294,7 +294,7 @@ def secret_variables(catalog: Catalog) -> list[str]:
         name
         for root in catalog.roots
         for path in root.files("baselines").values()
-        for name in _needs(path.read_text(encoding="utf-8"))
+        for name in _needs(path.read_text(encoding="utf-8-sig"))
     }
     return sorted(
         x for x in os.environ if x in needed or any(fnmatchcase(x.upper(), pattern) for pattern in SECRET)

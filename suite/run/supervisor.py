@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import secrets
+import shlex
 import sys
 import time
 from collections import Counter
@@ -298,8 +299,8 @@ class Run:
         """The command that goes on with this run."""
         if self.request.partner is not None:
             return "the comparison of commits, from its beginning"
-        elsewhere = "" if self.home.folder == Home().folder else f" --output {self.home.folder}"
-        name = self.name if self.request.shard is None else str(self.path)
+        elsewhere = "" if self.home.folder == Home().folder else f" --output {shlex.quote(str(self.home.folder))}"
+        name = self.name if self.request.shard is None else shlex.quote(str(self.path))
         over = "" if self._board is msgspec.UNSET else " --any-board"
         return f"kernelmark run --resume {name}{elsewhere}{over}"
 

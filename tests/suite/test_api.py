@@ -60,6 +60,20 @@ def test_a_runner_measures_what_is_there_and_what_is_added(runner):
     assert len(runner.records) == 6 + len(more)
 
 
+def test_what_is_measured_again_adds_up(runner, monkeypatch):
+    """Of two records of one number rows would lose one."""
+
+    def replicate(self, device, cells, number, seed, listener):
+        return [x.record(number, 0, "error", "not measured", None, {}) for x in cells]
+
+    monkeypatch.setattr(Runner, "_open", lambda self, listener=None: None)
+    monkeypatch.setattr(Runner, "_replicate", replicate)
+    for axes, count in ((AXES, 2), ({"N": 64}, 1), (AXES, 1)):
+        runner.run(axes, "fp32", replicates=count)
+    plain = [(x.case.axes["N"], x.replicate) for x in runner.records if x.implementation == "plain"]
+    assert plain == [(32, 0), (32, 1), (64, 0), (32, 2)]
+
+
 def test_a_name_is_taken_once(runner):
     runner.add("mine", mine)
     for name in ("mine", "plain"):

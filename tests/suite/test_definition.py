@@ -146,6 +146,11 @@ def test_an_edit_may_be_said_to_change_nothing(case):
         ("8 * case.axes", "-8 * case.axes", "double: bytes of N4-plain-fp32-forward is -32; its function gives"),
         ("8 * case.axes", "10**40 * case.axes", "double: bytes of N4-plain-fp32-forward is 4000000"),
         ("8 * case.axes", "0.3 * case.axes", "double: bytes of N4-plain-fp32-forward is 1.2;"),
+        (
+            "flops=lambda case: 0",
+            "flops=lambda case: case.axes['K']",
+            "double: its function for flops failed for N4-plain-fp32-forward: KeyError: 'K'",
+        ),
         ("flops=lambda case: 0", "flops=lambda case: None", "double: flops of N4-plain-fp32-forward is None;"),
         ("flops=lambda case: 0", "flops=lambda case: 'x'", "double: flops of N4-plain-fp32-forward is 'x';"),
         ("flops=lambda case: 0", "flops=lambda case: float('nan')", "is nan; its function gives a whole number"),
@@ -163,6 +168,10 @@ def test_a_case_that_no_journal_may_hold_is_refused_by_the_operators_name(case, 
         case(FILE.replace(old, new), axes={"N": 4, "row-width": 2} if "row-width" in new else None)
     assert said in str(error.value)
     assert len(str(error.value)) < 300
+
+
+def test_a_file_may_begin_with_a_mark(case):
+    assert case("\ufeff" + FILE).spec == case(FILE).spec
 
 
 def test_a_whole_number_may_be_written_as_a_float(case):

@@ -386,6 +386,14 @@ WRONG = {
     + case(""): "min_samples must be at least 1 and at most max_samples",
     "[sampling]\nmin_seconds = 5\nmax_seconds = 4\n" + case(""): "min_seconds must not be negative and at most",
     "[sampling]\ntarget = 0\n" + case(""): "target must be above 0",
+    "[sampling]\ntarget = nan\n" + case(""): "target must be above 0",
+    "[sampling]\nwarmup_s = inf\n" + case(""): "warmup_s must not be negative, and a length of time",
+    "[sampling]\nwarmup_s = nan\n" + case(""): "warmup_s must not be negative, and a length of time",
+    "[sampling]\nmax_seconds = inf\n" + case(""): "max_seconds must be a length of time",
+    case(f"random = {{ count = 1, seed = 1, axes = {{ D = [1, {10**400}] }} }}"): "axis D is [1, 1000",
+    case("")
+    .replace("S = 2", f"S = {list(range(200))}")
+    .replace("B = 1", f"B = {list(range(101))}"): "its [[cases]] make 20,200 cases; at most 20,000. List fewer",
 }
 
 
@@ -397,6 +405,16 @@ def test_a_wrong_plan_file(text, said, tmp_path: Path):
         plans.load(str(path), OWN, "cpu")
     assert str(error.value).startswith(f"{path}: ")
     assert said in str(error.value)
+
+
+def test_a_plan_file_of_windows(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + case("").replace("\n", "\r\n").encode())
+    assert plans.load(str(path), OWN, "cpu").cases
+
+
+def test_a_cache_state_that_is_listed_twice_is_one():
+    assert plans.parse("cache = ['hot', 'cold', 'hot']\n" + case(""), "mine", OWN).caches == ("hot", "cold")
 
 
 def test_a_plan_file_that_is_no_text(tmp_path: Path):

@@ -418,6 +418,23 @@ def test_speedup_interval_by_hand() -> None:
     assert high == pytest.approx(math.exp(1 + half))
 
 
+def test_a_speedup_is_of_the_processes_that_have_both() -> None:
+    """Three processes met a machine half as fast, and only one side ended well in them."""
+    base, other = {0: 2.0, 1: 2.0, 2: 2.0, 3: 1.0, 4: 1.0}, {3: 0.5, 4: 0.5}
+    assert speedup(base, other) == pytest.approx((2.0, 2.0, 2.0))
+    assert speedup(other, base) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_the_best_baseline_is_the_best_where_both_ran(literal: Any) -> None:
+    times = {"torch": {0: 2.0, 1: 2.0, 2: 1.0}, "liger": {2: 1.2}, "kernelmark": {0: 1.8, 1: 1.8, 2: 0.9}}
+    records = [
+        literal.record(name, ms, provider=name, replicate=i) for name, x in times.items() for i, ms in x.items()
+    ]
+    found = {x.implementation: x for x in rows(literal.journal(*records))}
+    assert found["kernelmark"].best_baseline == "torch"
+    assert found["kernelmark"].speedup_vs_best_baseline == pytest.approx(1 / 0.9)
+
+
 def test_speedup_without_common_replicates_has_a_value_and_no_interval() -> None:
     assert speedup({0: 4.0}, {1: 2.0}) == (2.0, None, None)
     assert speedup({0: 4.0}, {0: 2.0}) == (2.0, None, None)
@@ -431,6 +448,7 @@ def test_speedup_without_common_replicates_has_a_value_and_no_interval() -> None
         (1.5, 1.6, "excellent"),
         (1.2, 1.9, "good"),
         (1.0, 1.1, "faster"),
+        (1.0, 1.0, "undecided"),
         (0.99, 1.3, "undecided"),
         (0.8, 1.0, "undecided"),
         (0.8, 0.99, "slower"),

@@ -109,6 +109,15 @@ def test_alone_expected_and_measured() -> None:
     assert not found.null
 
 
+def test_a_lost_process_costs_its_pair_alone() -> None:
+    """The row of the base is ok, as four of its processes are."""
+    lost = record(STEP, "torch_compile", 4, 0, "timeout")
+    times = {"torch_compile": [200.0] * 4, "a": [190.0] * 5}
+    (found,) = worths(journal(times, {}, [exchange("a")], lost))
+    assert (found.status, found.processes) == ("ok", 4)
+    assert found.measured == pytest.approx(200 / 190)
+
+
 def test_pairs_are_of_one_process() -> None:
     # Processes differ by half; the exchange gains 1 % in each.
     base = [100.0, 150.0, 120.0, 90.0]

@@ -30,10 +30,11 @@ from kernelmark.registry.detection.decision import (
     stored,
 )
 from kernelmark.registry.detection.earlier import Mean, run_means
+from kernelmark.registry.detection.metrics import flags
 from kernelmark.registry.detection.pairing import differing, pair
 from kernelmark.registry.detection.verdict import KINDS, Verdict, exit_code
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.store.metric import OPERATOR_METRICS, summarized
+from kernelmark.registry.store.metric import OPERATOR_METRICS, Metric, Ratio, summarized
 from kernelmark.registry.store.processes import process_values
 from kernelmark.registry.store.record import Case, Header, Key, Measurement, Record, Telemetry
 from scipy import special
@@ -449,6 +450,35 @@ class TestOtherMetrics:
         # A process in which garbage of the call before was freed during the call.
         assert self.flags(Side(medians=STEADY, metrics={"memory": (1, 100, 100)}), base) == []
         assert self.flags(base, Side(medians=OTHER, metrics={"memory": (math.nan,) * 5})) == []
+        # In place before, and with a copy now.
+        none = Side(medians=STEADY, metrics={"memory": (0.0,) * 5})
+        assert self.flags(none, Side(medians=OTHER, metrics={"memory": (2.0**30,) * 5})) == ["memory"]
+        assert self.flags(none, Side(medians=OTHER, metrics={"memory": (0.0, 512.0, 0.0, 0.0, 0.0)})) == []
+
+    def test_a_metric_of_which_more_is_better(self) -> None:
+        """It is told as it moved, and 0, which has no inverse, is the worst of all."""
+        rate = Metric("rate", "requests/s", better="higher", judged=Ratio())
+        base = Side(medians=STEADY, metrics={"rate": (10.0,) * 5})
+        for now, said in ((5.0, ["rate −50.0 %"]), (0.0, ["rate fell to 0"]), (20.0, []), (9.9, [])):
+            current = Side(medians=OTHER, metrics={"rate": (now,) * 5})
+            found = flags(row((), (), base=base, current=current, beside=(rate,)))
+            assert [x.reason for x in found] == said
+            assert [x.current for x in found] == pytest.approx([now] * len(said))
+
+    def test_what_is_below_the_floor_counts_as_the_floor(self) -> None:
+        for better, before, now, said in (
+            ("lower", 0.01, 0.02, []),
+            ("lower", 0.01, 2.0, ["odd"]),
+            ("higher", 0.02, 0.01, []),
+            ("higher", 2.0, 0.0, ["odd"]),
+        ):
+            for test in ("interval", "median", "separation"):
+                odd = Metric("odd", "1", better=better, judged=Ratio(test=test, floor=1.0))  # type: ignore[arg-type]
+                base, current = (
+                    Side(medians=x, metrics={"odd": (y,) * 5}) for x, y in ((STEADY, before), (OTHER, now))
+                )
+                found = flags(row((), (), base=base, current=current, beside=(odd,)))
+                assert [x.metric for x in found] == said, (better, before, test)
 
     def test_error(self) -> None:
         base = Side(medians=STEADY, metrics={"error": (1e-3, 1.1e-3, 0.9e-3, 1e-3, math.nan)})

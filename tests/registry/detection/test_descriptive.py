@@ -90,6 +90,11 @@ def test_records_pair_up_over_all_processes() -> None:
     base = [record("a", 0, 1.0, 2.0), record("a", 1, 3.0), record("b", 0, 1.0)]
     (row,) = describe_records(base, [record("a", 0, 2.0, 3.0)]).values()
     assert (row.samples_base, row.samples_current) == (3, 2)
+    # Of a rate more is better: the same numbers say that the current side is the quicker one.
+    (turned,) = describe_records(base, [record("a", 0, 2.0, 3.0)], {"latency"}).values()
+    assert row.cohens_d is not None
+    assert turned.cohens_d == -row.cohens_d
+    assert turned.welch_p == row.welch_p
 
 
 def test_scipy_stats_is_not_imported_to_decide() -> None:

@@ -76,7 +76,18 @@ class TestExitCode:
     def test_default(self, kinds: list[Kind], code: int) -> None:
         assert exit_code([verdict(kind) for kind in kinds]) == code
 
-    @pytest.mark.parametrize(("flag", "code"), [("memory", 1), ("error", 1), ("energy", 0)])
+    @pytest.mark.parametrize(
+        ("flag", "code"),
+        [
+            ("memory", 1),
+            ("peak_allocated", 1),
+            ("rank_memory", 1),
+            ("error", 1),
+            ("gradient_error", 1),
+            ("energy", 0),
+            ("energy_per_token", 0),
+        ],
+    )
     def test_other_metrics(self, flag: str, code: int) -> None:
         assert exit_code([verdict("no change", 0.0, flag=flag)]) == code
 

@@ -348,6 +348,51 @@ def test_asv() -> None:
     assert "somebody" not in encode(journal.header).decode()
 
 
+def test_asv_tells_kinds_by_the_functions_name_alone(tmp_path: Path) -> None:
+    """`TimeSuite` is the class of asv's own first example; bytes and counts in it are no times."""
+    document = json.loads((EXAMPLES / "asv.json").read_text())
+    names = ("a.TimeSuite.time_x", "a.TimeSuite.track_x", "a.TimeSuite.peakmem_x", "time_a.mem_x", "a.timeraw_x")
+    document["results"] = {x: [[2.0], []] for x in names}
+    path = tmp_path / "asv.json"
+    path.write_text(json.dumps(document))
+    found = only(made("asv", [path])).records
+    assert [x.case.name for x in found] == ["a.TimeSuite.time_x", "a.timeraw_x"]
+
+
+def test_what_google_benchmark_skipped_has_no_time(tmp_path: Path) -> None:
+    document = json.loads((EXAMPLES / "google_benchmark.json").read_text())
+    skipped = {"name": "BM_S", "run_name": "BM_S", "run_type": "iteration", "real_time": 0.0, "skipped": True}
+    document["benchmarks"] = [skipped | {"skip_message": "no AVX here"}]
+    path = tmp_path / "skipped.json"
+    path.write_text(json.dumps(document))
+    (record,) = only(made("google-benchmark", [path])).records
+    assert (record.status, record.reason, record.primary) == ("error", "no AVX here", ())
+
+
+def test_tests_of_two_classes_may_share_a_name(tmp_path: Path) -> None:
+    document = json.loads((EXAMPLES / "pytest_benchmark.json").read_text())
+    one = document["benchmarks"][0] | {"name": "test_x", "group": None}
+    document["benchmarks"] = [one | {"fullname": f"t.py::{x}::test_x"} for x in ("TestA", "TestB")]
+    document["benchmarks"] += [one | {"fullname": f"{x}.py::test_x", "group": "g"} for x in "ab"]
+    path = tmp_path / "classes.json"
+    path.write_text(json.dumps(document))
+    assert [x.case.full_name for x in only(made("pytest-benchmark", [path])).records] == [
+        "t.py/TestA::test_x",
+        "t.py/TestB::test_x",
+        "g/a.py::test_x",
+        "g/b.py::test_x",
+    ]
+
+
+def test_a_command_of_hyperfine_that_failed_keeps_its_parameters(tmp_path: Path) -> None:
+    document = json.loads((EXAMPLES / "hyperfine.json").read_text())
+    failed = document["results"][1]
+    document["results"] = [failed | {"parameters": {"n": x}} for x in "12"]
+    path = tmp_path / "failed.json"
+    path.write_text(json.dumps(document))
+    assert [x.case.name for x in only(made("hyperfine", [path])).records] == ["false n=1", "false n=2"]
+
+
 def test_hyperfines_times_are_of_processes_of_their_own() -> None:
     journal = only(made("hyperfine", [EXAMPLES / "hyperfine.json"]))
     assert [(x.case.name, x.replicate, x.primary) for x in journal.records[:3]] == [

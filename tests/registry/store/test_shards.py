@@ -13,7 +13,7 @@ from kernelmark.registry.store.index import Index
 from kernelmark.registry.store.journal import Journal, encode, read
 from kernelmark.registry.store.metric import LATENCY, Metric
 from kernelmark.registry.store.record import BOARDS, Ceiling, Footer, Request, boards
-from kernelmark.registry.store.shards import join
+from kernelmark.registry.store.shards import checked_beside, join
 from kernelmark.registry.store.transfer import import_journal
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -41,6 +41,19 @@ def shard(literal, tmp_path):
 @pytest.fixture
 def home(tmp_path):
     return Home(tmp_path / "home")
+
+
+def test_a_shard_that_could_not_be_joined_is_refused_before_it_is_measured(shard, home):
+    import_journal(shard(1), home)
+    here = read(home.shards / f"{RUN}.1-of-3.jsonl").header
+    checked_beside(home, RUN, (2, 3), seed=here.seed, control=None)
+    checked_beside(home, RUN, (1, 3), seed=here.seed + 1)  # the same one: that it is here is said elsewhere
+    with pytest.raises(InputError, match=rf"differs from this one in seed \({here.seed} / {here.seed + 1}\)"):
+        checked_beside(home, RUN, (2, 3), seed=here.seed + 1, control=None)
+    with pytest.raises(InputError, match=r"in shards \(3 / 4\)"):
+        checked_beside(home, RUN, (2, 4), seed=here.seed)
+    with pytest.raises(InputError, match=r"in control \(None / gelu/x\)"):
+        checked_beside(home, RUN, (2, 3), control="gelu/x")
 
 
 def test_one_run_comes_of_them_in_any_order(shard, home, literal):

@@ -27,7 +27,7 @@ from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Journal, parse
 from kernelmark.registry.store.record import Request
 from kernelmark.registry.tracking import bulk
-from kernelmark.registry.tracking.connection import Connection
+from kernelmark.registry.tracking.connection import Connection, RefusedError, reachable, shown
 from kernelmark.registry.tracking.entries import Entry
 from kernelmark.registry.tracking.store import Store, StoreError, sync
 
@@ -330,6 +330,24 @@ def test_a_home_of_an_odd_name(home: Home, make_journal: Callable[..., Journal])
     Store.open(None, odd).ingest(make_journal(cases=1))
     assert [x.name for x in odd.folder.parent.iterdir()] == [odd.folder.name]
     assert len(list((odd.folder / "artifacts").rglob("*.jsonl.gz"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("http://ada:secret@host:5000/a", "http://host:5000/a"),
+        ("http://ada:se@cret@host:5000", "http://host:5000"),
+        ("http://ada:se/cret@host:5000", "http://host:5000"),
+        ("http://host:5000/a", "http://host:5000/a"),
+    ],
+)
+def test_a_password_is_not_shown(uri: str, said: str) -> None:
+    assert shown(uri) == said
+
+
+def test_a_database_whose_driver_is_missing_is_said() -> None:
+    with pytest.raises(RefusedError, match="needs the Python module 'nosuch'"), reachable("postgresql://x", {}):
+        raise ModuleNotFoundError("No module named 'nosuch'", name="nosuch")
 
 
 def test_a_server_that_is_down_costs_seconds(home: Home, free_port: Callable[[], int]) -> None:

@@ -73,6 +73,15 @@ def test_another_librarys_rows_alone_are_refused(literal: Any) -> None:
         by_device([journal(literal, "a", "H200", {"S1": 1.0})], Selection(implementations=("liger",)))
 
 
+def test_a_device_without_ours_takes_no_case_from_the_others(literal: Any) -> None:
+    """As a run of another tool, which was imported, is."""
+    own = [journal(literal, "a", "NVIDIA H200", {"S1": 1.0}), journal(literal, "b", "NVIDIA L4", {"S1": 4.0})]
+    without = literal.journal(literal.record("torch", 1.0), run="c", conditions={"gpu": "NVIDIA A100"})
+    text = printed(hardware_table(by_device([*own, without])))
+    assert "1 cases that all measured devices have" in text
+    assert "4.000 ms" in text
+
+
 def test_hardware_as_rows_over_the_cases_that_all_measured_devices_have(literal: Any) -> None:
     """The second case is the H200's alone: it is in no mean. What nobody measured is `not run` throughout."""
     found = by_device(

@@ -162,6 +162,11 @@ def test_deleting(home: Home, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "is no run of .kernelmark" in err
 
 
+def test_a_tag_that_is_none_is_not_called_a_name(home: Home, call: Call) -> None:
+    code, _, said = call("runs", "tag", OLD, "two words")
+    assert (code, "'two words' is not a tag: letters, digits, - and _ only" in said) == (2, True)
+
+
 def test_a_tag_that_no_run_has(home: Home, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         "No run has tag zz. None has any; `kernelmark runs tag RUN TAG` gives one."

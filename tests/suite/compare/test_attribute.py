@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from kernelmark.registry.detection.comparison import Noise, Options
 from kernelmark.registry.detection.verdict import Verdict
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Writer, read
+from kernelmark.registry.store.metric import LATENCY, OPERATOR_METRICS
 from kernelmark.registry.store.record import Header, Key, Measurement, Record
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
@@ -33,6 +35,7 @@ class Bench(Run):
 
     effects: dict[str, float] = {}  # noqa: RUF012  # set by each test
     refuses = False
+    metrics = OPERATOR_METRICS
 
     def replicate(self, replicate, cells):
         if self._writer is None:
@@ -58,7 +61,7 @@ class Bench(Run):
             schema_version=2, run=self.name, created="2026-11-21T00:00:00+00:00", harness="1",
             commit=self.commit[0], dirty=False, plan=self.plan.name, seed=self.seed,
             replicates=self.plan.replicates, device="cpu", key="k", conditions={"device": "cpu"}, environment={},
-            request=self.request,
+            request=self.request, metrics=self.metrics,
         )  # fmt: skip
         self._writer.write(header)
         self.past = supervisor.Journal(header)
@@ -119,6 +122,14 @@ def test_each_cause_is_told_apart(factorial, effects, causes):
     assert len({x.header.request.arm for x in journals}) == len(journals)
     names = {x.header.run for x in journals}
     assert all(set(x.header.request.partner.split(",")) == names - {x.header.run} for x in journals)
+
+
+def test_of_a_rate_less_is_slower(factorial, monkeypatch):
+    rate = msgspec.structs.replace(LATENCY, better="higher")
+    monkeypatch.setattr(Bench, "metrics", (rate, *OPERATOR_METRICS[1:]))
+    found, _ = factorial({"code": -0.1})
+    assert found.causes == ("code",)
+    assert found.change == pytest.approx(1 / 0.9 - 1, abs=0.01)
 
 
 def test_the_old_configuration_is_held_in_all_arms_but_one(factorial):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import stat
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -145,6 +147,13 @@ def test_a_worker_that_ends_between_cells_for_ever_is_not_started_for_ever(make,
     monkeypatch.setenv("KERNELMARK_HOME", str(run.home.folder))
     assert run.again == "kernelmark run --resume 20261121-000000-aaaa"
     assert not read(run.path).footers[0].complete
+
+
+def test_the_command_that_goes_on_is_for_a_shell(make, tmp_path):
+    run = replace(make(), home=Home(tmp_path / "my home"))
+    assert shlex.split(run.again)[-1] == str(tmp_path / "my home")
+    run.request = Request(shard=(1, 2))
+    assert shlex.split(run.again)[3] == str(run.path)
 
 
 def test_a_context_that_breaks_costs_the_cell_that_broke_it(make, tmp_path):
