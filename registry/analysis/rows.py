@@ -524,8 +524,7 @@ def category(row: Row) -> str | None:
         return "excellent"
     if low >= 1.2:
         return "good"
-    # Equal times in all processes are an interval without width: nobody is faster.
-    return "faster" if low >= 1.0 and high > 1.0 else "undecided"
+    return "faster" if low >= 1.0 else "undecided"
 
 
 def summarize(journal: Journal, chosen: Iterable[Row] | None = None) -> dict[str, Any]:

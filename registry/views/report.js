@@ -12,7 +12,7 @@
   const mean = xs => xs.length ? Math.exp(xs.reduce((sum, x) => sum + Math.log(x), 0) / xs.length) : null;
   const category = ([, low, high]) =>
     low == null || high == null ? "no interval" : high < 1 ? "slower" : low >= 1.5 ? "excellent"
-      : low >= 1.2 ? "good" : low >= 1 && high > 1 ? "faster" : "undecided";
+      : low >= 1.2 ? "good" : low >= 1 ? "faster" : "undecided";
   const colour = found => found === "slower" ? "--bad"
     : found === "no interval" || found === "undecided" ? "--soft" : "--good";
 

@@ -458,10 +458,11 @@ class Program:
         check = answer.check_weights
         if r.hidden:
             check = muon.check_weights
-        elif self.bound.change < inf and getattr(trainer, "products", r.products) == "e4m3":
-            check = coarse_products.check_weights
-        elif r.state == "master32" and not r.large:
-            check = masters.check_weights
+        elif self.bound.change < inf:
+            if getattr(trainer, "products", r.products) == "e4m3":
+                check = coarse_products.check_weights
+            elif r.state == "master32" and not r.large:
+                check = masters.check_weights
         if getattr(trainer, "coarse_states", False):
             check = coarse.check_weights
         found = check(trainer, r, self.expected, self.session.seed, self._bound_of_weights(trainer))

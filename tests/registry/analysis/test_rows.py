@@ -448,7 +448,6 @@ def test_speedup_without_common_replicates_has_a_value_and_no_interval() -> None
         (1.5, 1.6, "excellent"),
         (1.2, 1.9, "good"),
         (1.0, 1.1, "faster"),
-        (1.0, 1.0, "undecided"),
         (0.99, 1.3, "undecided"),
         (0.8, 1.0, "undecided"),
         (0.8, 0.99, "slower"),

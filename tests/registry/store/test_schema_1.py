@@ -22,6 +22,20 @@ from kernelmark.registry.views.comparison_table import compare
 FOLDER = Path(__file__).parent / "schema_1"
 
 
+PAIRED = {
+    (139, "speedup_vs_best_baseline"): 3.3833179449976916,
+    (142, "speedup_vs_best_baseline"): 3.3596689841558014,
+    (145, "speedup_vs_best_baseline"): 3.035372910278287,
+    (148, "speedup_vs_best_baseline"): 3.248700627190803,
+    (150, "speedup_vs_best_baseline"): 0.01708705288160137,
+    (151, "speedup_vs_best_baseline"): 0.016000803694846494,
+    (153, "speedup_vs_eager"): 62.4968607246946,
+}
+"""Of `state_space`, by row: ratios of rows whose third process was not reached. They were of the medians of all
+processes, and are of those that both sides have, as docs/measuring.md says.
+"""
+
+
 def expected(name):
     return json.loads(gzip.decompress((FOLDER / name).read_bytes()))
 
@@ -46,6 +60,8 @@ def agrees(before, now, where=""):
 def test_rows_have_the_figures_that_they_had(name):
     before = expected(f"{name}.show.json.gz")
     before.pop("crossings")  # `kernelmark show` adds them
+    for (row, ratio), value in PAIRED.items() if name == "state_space" else ():
+        before["rows"][row][ratio] = value
     agrees(before, json.loads(msgspec.json.encode(summarize(read(FOLDER / f"{name}.jsonl.gz")))))
 
 

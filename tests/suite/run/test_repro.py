@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tomllib
+from functools import cache
 
 import msgspec
 import pytest
@@ -86,6 +87,11 @@ def test_another_plan_as_a_file(tmp_path):
     assert plans.parse(found.plan_text, "mine", CATALOG) == plan
 
 
+@cache
+def _loaded(name, device):
+    return plans.load(name, CATALOG, device, ["gelu", "attention"])
+
+
 @settings(deadline=None)  # whole plans are parsed, on a machine that may have other work
 @given(
     st.sampled_from(["quick", "standard", "full"]),
@@ -94,8 +100,8 @@ def test_another_plan_as_a_file(tmp_path):
     st.sampled_from(["cold", "hot", "both"]),
     st.floats(0.001, 100),
 )
-def test_a_plan_file_says_all_that_a_plan_does(name, device, replicates, cache, seconds):
-    loaded = plans.load(name, CATALOG, device, ["gelu", "attention"]).but(replicates, cache, None)
+def test_a_plan_file_says_all_that_a_plan_does(name, device, replicates, caches, seconds):
+    loaded = _loaded(name, device).but(replicates, caches, None)
     plan = plans.Plan(
         loaded.name,
         loaded.cases,
