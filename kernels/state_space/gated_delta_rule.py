@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -83,14 +84,7 @@ def gated_delta_rule(
     return (o, last) if return_final_state else o
 
 
-def _empty(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    initial_state: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _empty(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for o and the last state."""
     B, _, H, D = v.shape
     return v.new_empty(v.shape), v.new_empty(B, H, q.shape[3], D, dtype=torch.float32)
@@ -104,7 +98,7 @@ def _run(
     beta: torch.Tensor,
     initial_state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    o, last = _empty(q, k, v, g, beta, initial_state)
+    o, last = _empty(q, k, v)
     if initial_state is None:
         last.zero_()
     else:

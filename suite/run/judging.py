@@ -341,7 +341,7 @@ def unseen_cases(operator: Operator, known: Sequence[Case], draw: random.Random)
         chosen = FREE | WIDTHS if attempt % 2 and "H" not in base.axes else FREE
         free = [x for x, size in base.axes.items() if x in chosen and size > 1]
         sizes = {x: draw.randint(max(1, base.axes[x] // 2), base.axes[x]) for x in free}
-        # By chance alone three judgements in ten would see no odd width. Some operators take none.
+        # By chance alone there would often be no odd width. Some operators take none.
         if every := odd and bool(attempt % 2) and attempt < 5 * UNSEEN:
             sizes = {x: size - 1 + size % 2 for x, size in sizes.items()}
         axes = dict(base.axes) | sizes

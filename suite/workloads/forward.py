@@ -309,5 +309,15 @@ WORKLOAD = Inference(
     assemble=assemble,
     step=step,
     definition=(inference.answer, inference.deviation, tuple(inference.LOGITS.items())),
+    # Rows of a table came to be looked up by a part of the model, which computes the same.
+    continues={
+        "49152ee24409": "2333bce191f6",
+        "d6d7111be317": "4435ec1ff8e0",
+        "1a374df1d6b8": "0e62341f3f49",
+        "7a0ff814ed49": "00d726ea1f4f",
+        "a0c4b2747091": "1ab5f214b3b4",
+        "31002d7eb25a": "15d490098109",
+        "b3dfb4011964": "31b04277f225",
+    },
     plans={},
 )

@@ -233,5 +233,11 @@ WORKLOAD = Quality(
     measure=measure,
     assemble=assemble,
     definition=(text.synthetic, text.validation, answer.reference_module, tuple(LIMITS.items())),
+    # Rows of a table came to be looked up by a part of the model, which computes the same.
+    continues={
+        "a9a9f170e1c8": "2830b5a80e03",
+        "b601be62c9ef": "5ae032233049",
+        "3c5bb8384e56": "abd054f8dbfd",
+    },
     plans={},
 )

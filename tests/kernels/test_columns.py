@@ -9,24 +9,20 @@ from hypothesis import strategies as st
 from kernelmark.kernels.matmul import _columns as module
 from kernelmark.kernels.matmul._columns import sums_of_columns
 
+from .layouts import LAYOUTS, laid
+
 
 @settings(deadline=None, max_examples=30)  # the interpreter takes its time
 @given(
     M=st.integers(0, 90),
     N=st.integers(0, 40),
     dtype=st.sampled_from([torch.float32, torch.float16]),
-    lie=st.sampled_from(["dense", "apart", "odd", "turned"]),
+    lie=st.sampled_from(LAYOUTS),
     multiprocessors=st.integers(1, 8),
 )
 def test_agrees(M, N, dtype, lie, multiprocessors):
     """Of tensors that lie as they may, in any number of groups of rows."""
-    wide = torch.randn(M, 2 * N + 1).to(dtype)
-    x = {
-        "dense": wide[:, :N].clone(),
-        "apart": wide[:, 1 : N + 1],
-        "odd": wide[:, 1::2],
-        "turned": wide[:, :N].t().clone().t(),
-    }[lie]
+    x = laid(M, N, dtype, lie)
     with mock.patch.object(module, "multiprocessors", return_value=multiprocessors):
         found = module._prepare(x)(x)
     assert found.dtype == dtype

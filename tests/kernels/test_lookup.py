@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.kernels.matmul._lookup import add_rows
 
+from .layouts import LAYOUTS, laid
+
 
 @settings(deadline=None, max_examples=30)  # the interpreter takes its time
 @given(
@@ -14,17 +16,11 @@ from kernelmark.kernels.matmul._lookup import add_rows
     count=st.integers(1, 30),
     used=st.integers(1, 30),
     dtype=st.sampled_from([torch.float32, torch.float16]),
-    lie=st.sampled_from(["dense", "apart", "odd", "turned"]),
+    lie=st.sampled_from(LAYOUTS),
 )
 def test_agrees(M, N, count, used, dtype, lie):
     """Of tensors that lie as they may, with numbers that many rows have and some have not."""
-    wide = torch.randn(M, 2 * N + 1).to(dtype)
-    x = {
-        "dense": wide[:, :N].clone(),
-        "apart": wide[:, 1 : N + 1],
-        "odd": wide[:, 1::2],
-        "turned": wide[:, :N].t().clone().t(),
-    }[lie]
+    x = laid(M, N, dtype, lie)
     numbers = torch.randint(count - min(used, count), count, (M,))
     sums = torch.randn(count, N).to(dtype)
     want = sums.double().index_add_(0, numbers, x.double())

@@ -108,13 +108,6 @@ def test_what_no_type_keeps_out(runner, made, asked, said):
         runner.run(**{"axes": AXES, "dtype": "fp32"} | asked)
 
 
-def test_a_case_measured_again_has_more_replicates(runner):
-    for _ in range(2):
-        runner.run(AXES, "fp32", cache="hot")
-    row = next(x for x in runner.rows() if x.implementation == "plain")
-    assert (row.replicates, row.get().processes, row.get().samples) == (2, 2, 12)
-
-
 def test_one_of_ours_is_held_against_the_baselines(runner):
     runner.add("mine", mine, provider="kernelmark")
     runner.run(AXES, "fp32", cache="hot")
