@@ -444,10 +444,12 @@ def _table(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _
         found = _tables.get(key)
         if found is not None:
             _tables.move_to_end(key)
+    capturing = cuda and torch.cuda.is_current_stream_capturing()
+    if capturing and found is None:  # `torch.cuda.graph` captures on a stream of its own, after what was queued
+        found = next((x for other, x in reversed(_tables.items()) if other[1:] == key[1:]), None)
     addresses = list(map(torch.Tensor.data_ptr, grads))
     if found is not None and not _fits(lists, found, addresses != found.addresses):
         found = None
-    capturing = cuda and torch.cuda.is_current_stream_capturing()
     if found is None:
         if not all(map(torch.Tensor.is_contiguous, [*still, *grads])):
             return None

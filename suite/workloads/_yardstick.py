@@ -3,10 +3,10 @@
 Adam's first steps are nearly the signs of gradients, and later gradients are those at weights that earlier steps
 made. In a wide and deep model what was rounded goes on growing, by how much depends on the tokens: of Llama 3.1 8B
 with sequences of 8,192 tokens in bf16 torch.compile's step was off by .06 of a parameter's change in one run, and
-PyTorch's own by .46 in another, where every other system's was by about as much (`20261128-032023-68ba`,
-`train-h200`). A bound of .4 then refuses right systems. So a system may be off by a quarter more than PyTorch's
-step as it is, where that is more than the bound. What a fault makes adds to rounding as squares do: at .46 one
-shows from .35 on.
+PyTorch's own by .46 in another, where every other system's was by about as much (`20261128-032023-68ba`, and
+`train-h200` as it was at commit 1b885290). A bound of .4 then refuses right systems. So a system may be off by a
+quarter more than PyTorch's step as it is, where that is more than the bound. What a fault makes adds to rounding
+as squares do: at .46 one shows from .35 on.
 """
 
 from __future__ import annotations
