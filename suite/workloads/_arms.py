@@ -109,6 +109,10 @@ class ArmTrainer(PartsTrainer):
         if assembly.system.precision == "parts_1x128_fused":
             raise NotImplementedError("what 8 bits lose is seen at single products; here norms are one with them")
         self.changes: Changes = assembly.system.changes
+        if self.scaled and self.execution == "graph":
+            raise NotImplementedError(
+                "a loss is scaled anew from step to step, and a graph keeps what it captured"
+            )
         pattern, _, percent = self.changes.attention.partition("-")
         self.gates = Gates(int(percent)) if pattern == "learned" else None
         """Of an arm whose gates learn which blocks are seen."""

@@ -70,8 +70,6 @@ class PartsTrainer:
             raise NotImplementedError("a CUDA graph of forward and backward is of one process")
         if system.execution != "eager" and spread is not None and spread.divided:
             raise NotImplementedError("a step that ranks share is executed eagerly")
-        if system.execution == "graph" and recipe.accumulation > 1:
-            raise NotImplementedError("one CUDA graph holds forward and backward of one micro-batch")
         if system.precision != "case" and recipe.products == recipe.dtype:
             raise NotImplementedError(f"this case's products are in {recipe.dtype}; float8 is another recipe's")
         if system.precision == "te_delayed" and system.recompute != "none":
@@ -242,7 +240,7 @@ class PartsTrainer:
 
         forward = self._forward
         if self.execution == "graph":
-            return _Captured(self._module, self._params)
+            return _Captured(self._module, self._params, self.recipe.accumulation)
         if self.execution not in ("eager", "blocks"):
             forward = torch.compile(forward, dynamic=False, **COMPILED[self.execution])
             self._forward = forward
@@ -267,9 +265,10 @@ class PartsTrainer:
         from torch._functorch import config
 
         assert self._loss is not None, "a trainer is loaded before it steps"
-        if self.execution != "graph":
-            for p in self._params:
-                p.grad = p.main_grad = None
+        if isinstance(self._loss, _Captured):
+            self._loss.begin()
+        else:
+            _forget(self._params)
         if self.host is not None:
             self.host.begin(partial(self._updated, self._steps + 1))
         total = None
@@ -391,23 +390,56 @@ def within(
     return wrapped
 
 
-class _Captured:
-    """Forward and backward as one CUDA graph, captured at the first call; gradients stay where they are."""
+def _forget(params: Iterable[Any]) -> None:
+    """No gradients, nor anything that products may add to."""
+    for p in params:
+        p.grad = p.main_grad = None
 
-    def __init__(self, module: Any, params: Sequence[Any]) -> None:
+
+class _Captured:
+    """Forward and backward as CUDA graphs, captured at the first call; gradients stay where they are.
+
+    One graph writes the gradients of a step's first micro-batch; where there are `shares` of them, another one
+    adds those of each later one. They take turns in one pool of memory.
+    """
+
+    def __init__(self, module: Any, params: Sequence[Any], shares: int) -> None:
         self._module = module
         self._params = params
-        self._graph: Any = None
+        self._shares = shares
+        self._graphs: list[tuple[Any, Any]] = []
+        """Each with the loss that it leaves."""
         self._inputs: tuple[Any, ...] = ()
-        self._value: Any = None
+        self._done = 0
+        """Micro-batches of this step."""
+
+    def begin(self) -> None:
+        """The next call is of a step's first micro-batch."""
+        self._done = 0
 
     def __call__(self, tokens: Any, targets: Any) -> Any:
-        if self._graph is None:
+        if not self._graphs:
             self._capture(tokens, targets)
         for own, given in zip(self._inputs, (tokens, targets), strict=True):
             own.copy_(given)
-        self._graph.replay()
-        return self._value.clone()
+        graph, value = self._graphs[min(self._done, 1)]
+        self._done += 1
+        graph.replay()
+        return value.clone()
+
+    def _first(self) -> Any:
+        _forget(self._params)
+        return self._both()
+
+    def _later(self) -> Any:
+        for p in self._params:
+            p.main_grad = p.grad  # where products may add theirs, if they can
+        return self._both()
+
+    def _both(self) -> Any:
+        value = self._module(*self._inputs)
+        (value / self._shares if self._shares > 1 else value).backward()
+        return value.detach()
 
     def _capture(self, tokens: Any, targets: Any) -> None:
         import torch
@@ -415,24 +447,20 @@ class _Captured:
         if tokens.device.type != "cuda":
             raise NotImplementedError("CUDA graphs are of CUDA devices")
         self._inputs = (tokens.clone(), targets.clone())
-
-        def both() -> Any:
-            for p in self._params:
-                p.grad = None
-            value = self._module(*self._inputs)
-            value.backward()
-            return value.detach()
-
+        passes = [self._first, self._later] if self._shares > 1 else [self._first]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(
-            side
-        ):  # libraries choose and allocate at their first calls, which no graph can hold
+        # Libraries choose and allocate at their first calls, which no graph can hold.
+        with torch.cuda.stream(side):
             for _ in range(2):
-                both()
+                for both in passes:
+                    both()
         torch.cuda.current_stream().wait_stream(side)
-        for p in self._params:
-            p.grad = None
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=side):
-            self._value = both()
+        _forget(self._params)
+        pool = None
+        for both in passes:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=side):
+                value = both()
+            pool = graph.pool()
+            self._graphs.append((graph, value))

@@ -327,6 +327,7 @@ def test_a_row_tells_what_is_kept_and_what_moving_costs(bench):
         (System("x", recompute="budget_50"), "compiles nothing"),
         (System("x", states="host_streamed", execution="graph"), "does not say when"),
         (System("x", states="host_copied", changes=Changes(dtype="fp16")), "keeps its states on the device"),
+        (System("x", execution="graph", changes=Changes(dtype="fp16")), "a graph keeps what it captured"),
         (System("x", precision="float8_rowwise"), "float8 is another recipe's"),
         (System("x", changes=Changes(gradients="topk")), "`converge` compares such systems"),
     ],
