@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..model import Chosen
 from ..system import Assembly
 from . import _inference as inference
+from ._graphs import captured
 from ._trainer import COMPILED
 
 if TYPE_CHECKING:
@@ -77,29 +78,11 @@ class _Captured:
         self._graph: Any = None
 
     def __call__(self, tokens: Any, targets: Any) -> Any:
-        import torch
-
         if self._graph is None:
-            if tokens.device.type != "cuda":
-                raise NotImplementedError("CUDA graphs are of CUDA devices")
             self._tokens = tokens.clone()
-            self._graph, self._logits = captured(torch, lambda: self._module(self._tokens, self._tokens))
+            ((self._graph, self._logits),) = captured(
+                tokens.device, lambda: self._module(self._tokens, self._tokens)
+            )
         self._tokens.copy_(tokens)
         self._graph.replay()
         return self._logits
-
-
-def captured(torch: Any, call: Callable[[], Any]) -> tuple[Any, Any]:
-    """A CUDA graph of a call and what it leaves its result in. Libraries choose and allocate at their first calls,
-    which no graph can hold: these come before, on a stream of their own.
-    """
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        found = call()
-    return graph, found

@@ -14,6 +14,7 @@ from .._transformer_engine import Linears
 from ..measure.verify import Incorrect
 from ..operator import torch_dtype
 from ..system import OPTIMIZER, Assembly, Execution
+from ._graphs import captured
 from ._host_states import HostStates, HostUpdate, InTurn, Streams
 from ._muon import Muon
 from ._parallel import Parallel, Single
@@ -442,25 +443,6 @@ class _Captured:
         return value.detach()
 
     def _capture(self, tokens: Any, targets: Any) -> None:
-        import torch
-
-        if tokens.device.type != "cuda":
-            raise NotImplementedError("CUDA graphs are of CUDA devices")
         self._inputs = (tokens.clone(), targets.clone())
-        passes = [self._first, self._later] if self._shares > 1 else [self._first]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        # Libraries choose and allocate at their first calls, which no graph can hold.
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                for both in passes:
-                    both()
-        torch.cuda.current_stream().wait_stream(side)
-        _forget(self._params)
-        pool = None
-        for both in passes:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=side):
-                value = both()
-            pool = graph.pool()
-            self._graphs.append((graph, value))
+        calls = [self._first, self._later] if self._shares > 1 else [self._first]
+        self._graphs = captured(tokens.device, *calls, forget=partial(_forget, self._params))

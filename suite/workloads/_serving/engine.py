@@ -16,7 +16,7 @@ from ...model import Chosen, gated, several
 from ...operator import BYTES, torch_dtype
 from ...system import Assembly
 from .. import _inference as inference
-from .._forward import captured
+from .._graphs import captured
 from .._trainer import COMPILED
 from .few_rows import few_rows
 from .products import FEW, JOINED, Products
@@ -249,13 +249,14 @@ class Engine:
 
     def _graph(self, size: int) -> tuple[Any, Next]:
         """The graph of a step of so many sequences and what it gives, captured when it is first asked for."""
-        import torch
 
         assert self.graphs is not None
         if size not in self.graphs:
             # Capturing runs the step, which changes what is kept: of the row that is nobody's.
             self._at([], self.sequences)
-            self.graphs[size] = captured(torch, lambda: self._step(self._tokens[:size], self._rows[:size]))
+            (self.graphs[size],) = captured(
+                self._tokens.device, lambda: self._step(self._tokens[:size], self._rows[:size])
+            )
         return self.graphs[size]
 
     def _at(self, rows: Sequence[int], size: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import Any
 
 import pytest
 import torch
@@ -69,3 +70,33 @@ def bench(catalog: Catalog) -> Callable[..., Bench]:
         return made[key]
 
     return make
+
+
+class Played:
+    """A CUDA graph as a CPU can play it: fixed inputs and outputs, the call made again at each replay."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call, self.out = call, call()
+
+    def replay(self) -> None:
+        again = self._call()
+        held, made = ((x,) if isinstance(x, torch.Tensor) else x for x in (self.out, again))
+        for x, new in zip(held, made, strict=True):
+            x.copy_(new)
+
+
+@pytest.fixture
+def played_graphs() -> Callable[..., list[tuple[Played, Any]]]:
+    """What takes the place of `captured`."""
+
+    def played(
+        device: torch.device, *calls: Callable[[], Any], forget: Callable[[], None] | None = None
+    ) -> list[tuple[Played, Any]]:
+        for call in calls:
+            call()  # as the runs before a capture
+        if forget is not None:
+            forget()
+        graphs = [Played(call) for call in calls]
+        return [(x, x.out) for x in graphs]
+
+    return played

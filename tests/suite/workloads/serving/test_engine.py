@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen
 from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import _inference as inference
-from kernelmark.suite.workloads._serving.engine import Engine, Next, fitting, step_bytes
+from kernelmark.suite.workloads._serving.engine import Engine, fitting, step_bytes
 from kernelmark.suite.workloads._serving.protocol import Refused, Wanted
 from kernelmark.suite.workloads._serving.scheduler import Scheduler, Sequence
 
@@ -39,23 +40,11 @@ def test_steps_give_what_whole_sequences_give(catalog: Catalog, model: str) -> N
 
 
 @pytest.mark.parametrize("model", ["llama-tiny", "mamba2-tiny"])
-def test_graphs_of_padded_batches(catalog: Catalog, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA graphs as a CPU can play them: fixed inputs and outputs, the step run again at each replay."""
+def test_graphs_of_padded_batches(
+    catalog: Catalog, model: str, monkeypatch: pytest.MonkeyPatch, played_graphs: Callable[..., Any]
+) -> None:
 
-    class Graph:
-        def __init__(self, call: Callable[[], Next]) -> None:
-            self.call, self.out = call, call()
-
-        def replay(self) -> None:
-            for held, made in zip(self.out, self.call(), strict=True):
-                held.copy_(made)
-
-    def played(_: object, call: Callable[[], Next]) -> tuple[Graph, Next]:
-        call()  # as the runs before a capture
-        graph = Graph(call)
-        return graph, graph.out
-
-    monkeypatch.setattr("kernelmark.suite.workloads._serving.engine.captured", played)
+    monkeypatch.setattr("kernelmark.suite.workloads._serving.engine.captured", played_graphs)
     found = []
     for graphs in (None, {}):
         e = engine(catalog, model, sequences=5)
