@@ -318,8 +318,9 @@ def links(found: Iterable[Row]) -> dict[int, Link]:
     """By number of GPUs, from a run's all-reduces in place, or where there are too few, out of place."""
     times: dict[int, dict[object, list[tuple[float, float]]]] = {}
     for row in found:
-        if row.operator == ALL_REDUCE and row.implementation == NCCL and _timed(row) and "algbw" in row.metrics:
-            world, size = row.axes.get(GPUS, 1), row.metrics["algbw"].value * 1e6 * _value(row)
+        if row.operator == ALL_REDUCE and row.implementation == NCCL and _timed(row) and row.bytes:
+            # The array is read and written once. What follows from times makes several sizes of one.
+            world, size = row.axes.get(GPUS, 1), row.bytes / 2
             if world > 1:
                 times.setdefault(world, {}).setdefault(row.options.get("place"), []).append((size, _value(row)))
     made = {}

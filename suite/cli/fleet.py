@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from ..fleet.order import Order
 
 SHARDS_HELP = "Parts of the plan; default: 16, or its cases."
+OWN = frozenset(
+    f"--{x}"
+    for x in (
+        *("plan", "shard", "mode", "device", "seed", "output", "operator", "implementation"),
+        *("baseline", "against", "current", "json", "markdown", "junit", "html", "no-registry"),
+    )
+)
+"""Options of `regression_detector` that a fleet gives each shard itself, or whose files each would write anew."""
 RUN = names.run_argument("run", default="latest", metavar="[RUN]")
 
 
@@ -103,16 +111,25 @@ def fleet_run(
     writable(home)
     if resume is not None:
         given = click.get_current_context().get_parameter_source
-        if engine or shards or any(given(x) is ParameterSource.COMMANDLINE for x in asked):
+        if engine or shards or any(given(x) is ParameterSource.COMMANDLINE for x in asked.keys() - {"address"}):
             raise InputError("--resume goes on with what its run was asked; leave the other options out.")
         order = orders.load(home, resume)
+        if asked["address"]:  # a cluster that was started anew is somewhere else
+            order = msgspec.structs.replace(order, address=asked["address"])
     else:
         if engine is None:
             raise InputError("--on says what starts the shards: ray, slurm or kubernetes.")
         if no_wait and engine != "slurm":
             raise InputError("--no-wait is for Slurm: tasks of Ray end with whoever asked for them.")
         catalog, wanted = Catalog.default(), Asked(**asked)
-        order = wanted.order(engine, shards, catalog, home, wanted.measured(catalog))
+        plan = wanted.measured(catalog)
+        order = wanted.order(engine, shards, catalog, home, plan)
+        if large := wanted.too_large(plan):
+            each = f"--gpus-per-shard {wanted.gpus_per_shard}"
+            told = (
+                f"{len(large)} of {counted(len(plan.cases), 'case')} will be `unsupported`: more GPUs than {each}"
+            )
+            click.echo(told, err=True)
         if engine == "kubernetes":
             text = msgspec.json.format(msgspec.json.encode(manifest(order, claim, hosts)), indent=2)
             orders.save(order, home)
@@ -191,6 +208,10 @@ def fleet_compare(
 
     home = Home(output)
     writable(home)
+    if own := [x for x in detector if x.partition("=")[0] in OWN]:
+        raise InputError(
+            f"{', '.join(own)}: not behind --, as a fleet gives its shards that itself; its own stand before --."
+        )
     checkout = Checkout.here()
     base, head = checkout.resolve(baseline), checkout.resolve(current)
     if head.dirty or base.dirty:
@@ -284,8 +305,8 @@ def _where(order: Order) -> str:
 class _Told:
     """Says how a run stands whenever that changed."""
 
-    def __init__(self, err: bool = False) -> None:
-        self._last, self._err = "", err
+    def __init__(self, err: bool = False, known: bool = True) -> None:
+        self._last, self._err, self._known = "", err, known
 
     def __call__(self, state: State, held: dict[int, str], refused: tuple[Refused, ...]) -> None:
         from ..fleet.standing import line
@@ -295,7 +316,7 @@ class _Told:
                 f"  shard {x.shard or '?'} from {plain(x.host) or '?'} is not taken in: {plain(x.reason)}",
                 err=self._err,
             )
-        said = line(state, held, datetime.now(UTC))
+        said = line(state, held, datetime.now(UTC), known=self._known)
         if said.partition(", ends")[0] != self._last:
             self._last = said.partition(", ends")[0]
             click.echo(said, err=self._err)
@@ -307,7 +328,7 @@ class _Told:
 @shared("output")
 def fleet_status(run: str, offline: bool, output: Path | None) -> None:
     """How a run stands: shards by host, what its engine has, whether its hosts agree."""
-    from ..fleet.collect import State, whole_shards
+    from ..fleet.collect import State, waiting, whole_shards
     from ..fleet.engine import engine_of
     from ..fleet.order import folder_of, load
     from ..fleet.standing import line, table
@@ -315,11 +336,12 @@ def fleet_status(run: str, offline: bool, output: Path | None) -> None:
     home = Home(output)
     order = load(home, run)
     state = State(order, tuple(whole_shards(order, home)))
-    held: dict[int, str] = {}
-    if order.engine == "slurm" and not offline and state.missing:
-        held = engine_of(order, folder_of(home, order.run)).held()
+    held = waiting(order, home) if state.missing else {}
+    known = order.engine == "slurm" and not offline  # no other tells anybody but who asked for the shards
+    if known and state.missing:
+        held = engine_of(order, folder_of(home, order.run)).held() | held
     click.echo(f"run {order.run} on {order.engine}, {_where(order)}")
-    click.echo(line(state, held, datetime.now(UTC)))
+    click.echo(line(state, held, datetime.now(UTC), known=known))
     for text in table(state):
         click.echo(text)
     _agree(state, home)
@@ -343,7 +365,7 @@ def fleet_collect(run: str, folder: Path | None, output: Path | None) -> None:
         raise InputError(f"no folder at {folder}.")
     with Tally("taking in what was delivered") as tally:
         state = collect(order, home, folder, tell=tally.show)
-    _Told()(state, {}, state.refused)
+    _Told(known=False)(state, {}, state.refused)
     if state.duplicates:
         click.echo(f"{state.duplicates} shards came again with other samples; the first of each counts")
     _agree(state, home)

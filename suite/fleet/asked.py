@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
-from ...registry.store.record import DeviceKind
+from ...registry.store.record import Case, DeviceKind
 from .. import shards
 from ..catalog import Catalog
 from ..choice import Choice
@@ -51,13 +51,19 @@ class Asked:
         plan = self.loaded(catalog)
         return shards.measured(plan, self.choice.cells(plan, catalog, self.device))
 
+    def too_large(self, plan: Plan) -> tuple[Case, ...]:
+        """The cases that need more GPUs than a shard has: their rows will be `unsupported`."""
+        return tuple(x for x in plan.cases if self.device == "cuda" and x.world > self.gpus_per_shard)
+
     def order(self, engine: EngineName, count: int | None, catalog: Catalog, home: Home, plan: Plan) -> Order:
         """The order of a run in so many shards; `plan` is that of `measured`, or what a comparison measures."""
         cells = self.choice.cells(plan, catalog, self.device)
         number = count or min(SHARDS, len(plan.cases))
         control = None
         if self.control != NO_CONTROL and number > 1:
-            control = self.control or shards.control_case(plan, cells)
+            large = {x.full_name for x in self.too_large(plan)}
+            fit = replace(plan, cases=tuple(x for x in plan.cases if x.full_name not in large))
+            control = self.control or shards.control_case(fit if fit.cases else plan, cells)
         seconds = shards.seconds(plan, cells, number, control)
         file = None if self.choice.plan in BUILTIN else Path(self.choice.plan)
         return Order(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ from .task import JOURNAL, REPORT
 
 VERDICTS = (0, 1, 3, 4)
 """Exit codes of a comparison that came to its end."""
+ENDED = frozenset(128 + x for x in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+"""Exit codes of a shard that somebody ended in order: its host was taken back."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,20 @@ def whole_shards(order: Order, home: Home) -> list[Whole]:
     return [x for path in shards_of(home, order.run) if (x := _whole(read_journal(path))) is not None]
 
 
+def waiting(order: Order, home: Home) -> dict[int, str]:
+    """The shards that came back whole and that nobody has taken in: `--no-wait`, or who drove the run is gone."""
+    out = {}
+    for path in [] if order.compare else found(deliveries_of(home, order.run)):
+        delivered = read(path)
+        if isinstance(delivered, str) or JOURNAL not in delivered[1]:
+            continue
+        with contextlib.suppress(InputError):
+            journal = parse(delivered[1][JOURNAL], path / JOURNAL)
+            if journal.header.run == order.run and (whole := _whole(journal)) is not None:
+                out[whole.shard] = "delivered"
+    return out
+
+
 def _take(order: Order, home: Home, path: Path, there: Mapping[int, Whole]) -> Whole | Refused:
     """Takes one delivery in, unless its shard is here."""
     delivered = read(path)
@@ -164,6 +182,8 @@ def _whole(journal: Journal) -> Whole | None:
 
 
 def _ending(note: Delivery) -> str:
+    if note.code in ENDED:  # it said how to go on in a folder that is gone
+        return f"it was ended by {signal.Signals(note.code - 128).name} before it was whole"
     last = [x for x in note.said.splitlines() if x.strip()]
     return f"it ended with exit code {note.code}" + (f": {last[-1][:300]}" if last else "")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -42,10 +43,14 @@ def write(folder: Path, delivery: Delivery, contents: Mapping[str, bytes]) -> No
     """Makes the folder, whole or not at all as seen by `found`."""
     hidden = folder.with_name(f".{folder.name}")
     hidden.mkdir(parents=True)
-    for name, data in contents.items():
-        (hidden / name).write_bytes(data)
-    (hidden / NOTE).write_bytes(msgspec.json.encode(delivery))
-    os.replace(hidden, folder)
+    try:
+        for name, data in contents.items():
+            (hidden / name).write_bytes(data)
+        (hidden / NOTE).write_bytes(msgspec.json.encode(delivery))
+        os.replace(hidden, folder)
+    except OSError:  # a full disk is none the emptier for what nobody will read
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
 
 
 def read(folder: Path) -> tuple[Delivery, dict[str, bytes]] | str:

@@ -14,7 +14,7 @@ from ...registry.store.home import Home
 from ..run.supervisor import Interrupted
 from .collect import Refused, State, collect, deliveries_of
 from .delivery import found
-from .engine import Engine
+from .engine import Engine, EngineError
 from .order import Order, folder_of
 
 POLL_S = 2.0
@@ -42,9 +42,10 @@ def drive(
 ) -> State:
     """Until all shards are here. Raises `KernelmarkError` where one was not whole in so many attempts."""
     folder = folder_of(home, order.run)
-    (folder / CANCELLED).unlink(missing_ok=True)
     try:
         with filelock.FileLock(folder / "driver.lock", timeout=0):
+            # Not before: it is for who drives the run now.
+            (folder / CANCELLED).unlink(missing_ok=True)
             return _drive(order, home, engine, tell, attempts, sleep)
     except KeyboardInterrupt as error:
         code = error.exit_code if isinstance(error, Ended) else 130
@@ -66,7 +67,7 @@ def _drive(
     reasons: dict[int, str] = {}
     while True:
         # First what the engine has, then what is there: a shard that ends in between is not asked for twice.
-        held = engine.held()
+        held = _held(order, engine)
         seen = _names(deliveries_of(home, order.run))
         state = collect(order, home, known=known)
         known |= seen
@@ -89,6 +90,13 @@ def _drive(
         sleep(POLL_S)
 
 
+def _held(order: Order, engine: Engine) -> dict[int, str]:
+    try:
+        return engine.held()
+    except EngineError as error:  # its shards may well go on without us
+        raise EngineError(f"{str(error).rstrip('.')}. {again(order)}") from None
+
+
 def _names(folder: Path) -> frozenset[str]:
     return frozenset(x.name for x in found(folder))
 
@@ -96,8 +104,10 @@ def _names(folder: Path) -> frozenset[str]:
 def _give_up(order: Order, engine: Engine, shards: list[int], reasons: dict[int, str], attempts: int) -> None:
     engine.cancel()
     first = shards[0]
+    said = engine.said(first)
+    nothing = "nothing came back" + (f": {said}" if said else ": its host died, or its task could not start")
     # What cannot be read may be anybody's: it stands as shard 0.
-    why = reasons.get(first) or reasons.get(0, "nothing came back: its host died, or its task could not start")
+    why = reasons.get(first) or reasons.get(0, nothing)
     raise HarnessError(
         f"shard {first}/{order.shards} was asked for {attempts} times and is not whole. "
         f"The last time: {why.rstrip('.')}. {again(order)}"

@@ -28,6 +28,9 @@ class Engine(Protocol):
         What has ended is delivered by then, or is lost and to be asked for again.
         """
 
+    def said(self, shard: int) -> str:
+        """What the last task of a shard said that brought nothing, for a message; "" where nobody knows."""
+
     def cancel(self) -> None:
         """Ends all of this order's tasks."""
 

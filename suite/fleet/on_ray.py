@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ...registry.errors import InputError
+from ...registry.errors import InputError, last_line
 from .engine import EngineError
 from .order import FILE, Order
 
@@ -82,6 +82,7 @@ class Ray:
         self.order, self.folder, self._needs = order, folder, bundle(order)
         self._ray: Any = ray
         self._tasks: dict[Any, tuple[int, Any]] = {}
+        self._said: dict[int, str] = {}
         try:
             if not ray.is_initialized():
                 ray.init(address=order.address or "auto", log_to_driver=False, logging_level="error")
@@ -134,11 +135,11 @@ class Ray:
 
     def _end(self, task: Any) -> None:
         """Lays down what a task brought; one that failed brought nothing and is asked for again."""
-        _, group = self._tasks.pop(task)
+        shard, group = self._tasks.pop(task)
         try:
             brought = self._ray.get(task)
-        except self._ray.exceptions.RayError:
-            brought = None
+        except self._ray.exceptions.RayError as error:
+            brought, self._said[shard] = None, last_line(str(error))
         self._ray.util.remove_placement_group(group)
         if brought is not None:
             name = brought.pop("name").decode()
@@ -147,6 +148,9 @@ class Ray:
             for file, data in brought.items():
                 (hidden / file).write_bytes(data)
             hidden.rename(hidden.with_name(name))
+
+    def said(self, shard: int) -> str:
+        return self._said.get(shard, "")
 
     def cancel(self) -> None:
         for task, (_, group) in self._tasks.items():

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...registry.errors import last_line
+from .delivery import TAIL
 from .engine import EngineError
 from .order import FILE, Order
 
@@ -22,7 +24,8 @@ ANSWER_S = 60.0
 
 def script(order: Order, folder: Path, python: str) -> str:
     """What each element of the array runs: the task, inside the image where Slurm or Apptainer starts it."""
-    task = [python, "-m", f"{__package__}.task", str(folder / FILE), "--into", str(folder / "deliveries")]
+    # -P: no module of the folder that it was asked for in.
+    task = [python, "-P", "-m", f"{__package__}.task", str(folder / FILE), "--into", str(folder / "deliveries")]
     words = [shlex.quote(x) for x in task]
     words += ["--shard", '"$SLURM_ARRAY_TASK_ID"', "--node", '"$SLURMD_NODENAME"']
     here = f"{folder}:{folder}"
@@ -56,7 +59,7 @@ def submission(order: Order, folder: Path, shards: Sequence[int]) -> list[str]:
         f"--array={','.join(map(str, shards))}",
         "--requeue",
         "--open-mode=append",
-        f"--output={folder}/log-%a.txt",
+        f"--output={str(folder).replace('%', '%%')}/log-%a.txt",
         "--nodes=1",
         "--ntasks=1",
         *(["--exclusive"] if order.exclusive else []),
@@ -74,10 +77,15 @@ def standing(text: str) -> dict[int, str]:
     """What `squeue` printed as shards and their states; lines of anything else are passed over."""
     out = {}
     for line in text.splitlines():
-        element, _, state = line.strip().partition(" ")
+        element, state, why = (*line.split(maxsplit=2), "", "", "")[:3]
         if element.isdigit():
-            out[int(element)] = {"PENDING": "waiting for a host"}.get(state, state.lower())
+            out[int(element)] = _waiting(why) if state == "PENDING" else state.lower()
     return out
+
+
+def _waiting(why: str) -> str:
+    """How a shard waits; a held one, by somebody or after starts that failed, until somebody releases it."""
+    return f"held ({why})" if "held" in why.lower() or why == "JobHoldMaxRequeue" else "waiting for a host"
 
 
 class Slurm:
@@ -98,10 +106,17 @@ class Slurm:
         )
 
     def held(self) -> dict[int, str]:
-        said = _slurm("squeue", "--me", "-h", "-r", f"--name={name_of(self.order)}", "-o", "%K %T")
+        said = _slurm("squeue", "--me", "-h", "-r", f"--name={name_of(self.order)}", "-o", "%K %T %r")
         return {
             x: state for x, state in standing(said).items() if state not in ("completed", "cancelled", "failed")
         }
+
+    def said(self, shard: int) -> str:
+        path = self.folder / f"log-{shard}.txt"
+        try:
+            return f"{last_line(path.read_text(errors='replace')[-TAIL:])} ({path})"
+        except OSError:
+            return ""
 
     def cancel(self) -> None:
         _slurm("scancel", "--me", f"--name={name_of(self.order)}")

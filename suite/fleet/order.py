@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import filelock
 import msgspec
 
 from ...registry.errors import InputError, unknown
@@ -74,8 +75,19 @@ def save(order: Order, home: Home) -> Path:
             f"run {order.run} is on a fleet already; go on with: kernelmark fleet run --resume {order.run}"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(order), indent=1))
+    _lay(folder / FILE, msgspec.json.format(msgspec.json.encode(order), indent=1), 0o666)
     return folder
+
+
+def _lay(path: Path, data: bytes, mode: int) -> None:
+    """Writes a file whole or not at all: half an order would be the latest run, an empty secret none."""
+    partial = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def load(home: Home, run: str) -> Order:
@@ -98,9 +110,7 @@ def salt(home: Home, environ: Mapping[str, str] = os.environ) -> str:
         return given
     path = home.folder / "fleet" / "salt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(16))
-    except FileExistsError:
-        pass
-    return path.read_text()
+    with filelock.FileLock(path.with_name("salt.lock")):  # of two first orders at once both have the same
+        if not path.exists() or not path.stat().st_size:
+            _lay(path, secrets.token_hex(16).encode(), 0o600)
+        return path.read_text()

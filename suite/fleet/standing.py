@@ -22,16 +22,15 @@ def remaining_s(state: State, running: int) -> float | None:
     return left * pace / max(1, beside)
 
 
-def line(state: State, held: Mapping[int, str], now: datetime) -> str:
-    """One line: shards, hosts, what the engine has, and when all will be there."""
+def line(state: State, held: Mapping[int, str], now: datetime, *, known: bool = True) -> str:
+    """One line: shards, hosts, what the engine has, and when all will be there. Not `known`: it was not asked."""
     order = state.order
     hosts = len({x.host for x in state.whole})
     parts = [f"[{len(state.whole)}/{order.shards} shards] {counted(hosts, 'host')}"]
     standing = Counter(held[x] for x in state.missing if x in held)
     parts += [f"{count} {word}" for word, count in sorted(standing.items())]
-    lost = sum(x not in held for x in state.missing)
-    if lost:
-        parts.append(f"{lost} not asked for")
+    if lost := len(state.missing) - standing.total():
+        parts.append(f"{lost} not asked for" if known else f"{lost} not here")
     left = remaining_s(state, standing["running"])
     if state.missing and left is not None:
         parts.append(f"ends about {(now + timedelta(seconds=left)).astimezone(UTC):%H:%M} UTC")

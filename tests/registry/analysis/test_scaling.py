@@ -17,7 +17,7 @@ from kernelmark.registry.analysis.scaling import (
     predictions,
     strong_besides,
 )
-from kernelmark.registry.store.record import YARDSTICK
+from kernelmark.registry.store.record import YARDSTICK, Measurement
 from kernelmark.registry.views.prediction_table import page
 from kernelmark.registry.views.scaling_table import cells, scaling_table
 from kernelmark.registry.views.table import markdown
@@ -276,6 +276,15 @@ def test_all_reduces_out_of_place_count_where_there_are_none_in_place():
     found = links(rows(journal(*slow, *(reduced(2, 1 << x, 9.0, "out") for x in (16, 28)))))
     assert found[2].beta == pytest.approx(NVLINK.beta)
     assert found[4].beta == pytest.approx(NVLINK.beta / 2)
+
+
+def test_one_size_by_several_times_is_one_size():
+    """In two dtypes, or caches: what follows from times differs, in the last digit or by a median's bias."""
+    one = [reduced(3, 4000, ms) for ms in (1.0, 1.01)]
+    one[1] = msgspec.structs.replace(one[1], case=msgspec.structs.replace(one[1].case, name="N1000", dtype="fp32"))
+    samples = {"latency": (1.0, 1.0, 1.2, 1.2), "algbw": (4e-6, 4e-6, 4e-6 / 1.2, 4e-6 / 1.2)}
+    apart = msgspec.structs.replace(one[0], cache="hot", measurement=Measurement(samples, "events"))
+    assert 3 not in links(rows(journal(*one, apart)))
 
 
 @pytest.mark.parametrize(("cost", "rate"), [(1.0, 1e-6 * 1e9 / 2), (-0.1, None)])

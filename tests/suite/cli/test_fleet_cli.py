@@ -45,6 +45,7 @@ RUN = ("fleet", "run", "--operator", "gelu", "--operator", "softmax")
             ("fleet", "run", "--resume", "x"),
             "unknown run on a fleet 'x'. Known: none. `kernelmark fleet run` starts one.",
         ),
+        (("fleet", "run", "--resume", "x", "--address", "127.0.0.1:6379"), "unknown run on a fleet 'x'."),
         (("fleet", "run", "--resume", "x", "--shards", "3"), "--resume goes on with what its run was asked"),
         ((*RUN, "--on", "slurm", "--container", "pyxis"), "--container pyxis needs --image."),
         ((*RUN, "--on", "slurm", "--image", "h100"), "--image h100: by digest, so that every host runs the same"),
@@ -52,6 +53,10 @@ RUN = ("fleet", "run", "--operator", "gelu", "--operator", "softmax")
         ((*RUN, "--on", "kubernetes"), "a Job needs its image by digest: --image registry/name@sha256:…"),
         ((*RUN, "--on", "slurm", "--control", "gelu/none"), "has no case 'gelu/none' to control with"),
         ((*RUN, "--on", "slurm", "--shards", "999"), "too few for 999 shards"),
+        (
+            ("fleet", "compare", "--on", "slurm", "--baseline", "HEAD", "--", "--budget", "1m", "--shard=1/2"),
+            "--shard=1/2: not behind --, as a fleet gives its shards that itself;",
+        ),
         (("fleet", "status"), "unknown run on a fleet 'latest'. Known: none."),
         (("fleet", "cancel", "../x"), "unknown run on a fleet '../x'. Known: none."),
         (("run", "--parallel"), "--parallel needs --gpus: one shard of the plan on each of them."),
@@ -77,6 +82,18 @@ def test_shards_and_their_control_have_something_to_measure(tmp_path):
     with_cell = {f"{x.case.operator}/{x.case.name}" for x in cells}
     assert 1 < order.shards <= len(with_cell) < len(asked.loaded(catalog).cases)
     assert order.control in with_cell
+
+
+def test_cases_of_more_gpus_than_a_shard_has_are_told_and_control_nothing(call, tmp_path):
+    asked = ("fleet", "run", "--on", "kubernetes", "--image", DIGEST, "--plan", "distributed", "--shards", "2")
+    asked += ("--operator", "attention", "--operator", "all_reduce")
+    for more, told in (((), "will be `unsupported`: more GPUs than --gpus-per-shard 1"), (("8",), "")):
+        code, out, err = call(*asked, *(("--gpus-per-shard", *more) if more else ()))
+        assert code == 0, err
+        assert (told in err) if told else ("unsupported" not in err)
+        (container,) = json.loads(out)["spec"]["template"]["spec"]["containers"]
+        control = json.loads(container["env"][0]["value"])["control"]
+        assert bool(more) or "gpus" not in control
 
 
 def test_a_plan_with_a_budget_is_not_cut(call, tmp_path):
@@ -149,7 +166,7 @@ def test_a_job_is_printed_and_collected_from_where_it_delivered(call, tmp_path):
     assert f"kernelmark fleet collect {order['run']} --from FOLDER" in err
     (tmp_path / "empty").mkdir()
     code, out, err = call("fleet", "collect", "--from", str(tmp_path / "empty"))
-    assert (code, out) == (4, "[0/2 shards] 0 hosts, 2 not asked for\n")
+    assert (code, out) == (4, "[0/2 shards] 0 hosts, 2 not here\n")
     assert err == "missing: shards 1, 2\n"
     code, out, _ = call("fleet", "cancel")
     assert (code, out) == (0, f"kubectl delete job {job['metadata']['name']}\n")

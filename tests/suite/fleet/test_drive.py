@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
+from filelock import FileLock
 from kernelmark.registry.errors import HarnessError, InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import encode, read
 from kernelmark.registry.store.record import Case, Footer, Header, Measurement, Record, Request
 from kernelmark.suite.container.session import take
 from kernelmark.suite.fleet import order as orders
-from kernelmark.suite.fleet.collect import collect, deliveries_of
+from kernelmark.suite.fleet.collect import collect, deliveries_of, waiting
 from kernelmark.suite.fleet.delivery import NOTE, Delivery, digest, write
 from kernelmark.suite.fleet.drive import CANCELLED, Cancelled, drive
+from kernelmark.suite.fleet.engine import EngineError
 from kernelmark.suite.fleet.order import Order
 
 RUN = "20261122-000000-aaaa"
@@ -51,7 +55,7 @@ class Hosts:
     def __init__(self, home: Home, *script: dict[int, object]) -> None:
         self.folder, self.script = deliveries_of(home, RUN), list(script)
         self.asked: list[list[int]] = []
-        self.ended = False
+        self.ended, self.last = False, ""
 
     def submit(self, shards) -> None:
         self.asked.append(list(shards))
@@ -67,6 +71,9 @@ class Hosts:
 
     def held(self) -> dict[int, str]:
         return {}
+
+    def said(self, shard: int) -> str:
+        return self.last
 
     def cancel(self) -> None:
         self.ended = True
@@ -159,6 +166,84 @@ def test_attempts_have_an_end(home):
         go(home, engine)
     assert engine.ended
     assert set(values(home)) == {"N1", "N2"}
+
+
+def test_what_nobody_has_taken_in_yet_is_told(home):
+    folder = deliveries_of(home, RUN)
+    deliver(folder, 1, journal(1))
+    deliver(folder, 2, journal(2, complete=False))
+    deliver(folder, 3, None, code=5)
+    deliver(folder, 3, b"torn")
+    assert waiting(ORDER, home) == {1: "delivered"}
+
+
+def test_why_nothing_came_back_is_what_its_task_said(home):
+    engine = Hosts(home, {3: None})
+    engine.last = "No space left on device (/shared/log-3.txt)"
+    with pytest.raises(
+        HarnessError, match=r"nothing came back: No space left on device \(/shared/log-3.txt\)\. Go"
+    ):
+        go(home, engine, attempts=1)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(143, "it was ended by SIGTERM before it was whole"), (139, "exit code")]
+)
+def test_a_shard_whose_host_was_taken_back_says_no_more_than_that(home, code, said):
+    """Its log says to go on in a folder that went with it."""
+    with pytest.raises(HarnessError) as raised:
+        go(home, Hosts(home, {3: code}), attempts=1)
+    assert said in str(raised.value)
+    assert ("the last line" in str(raised.value)) == (code == 139)
+
+
+def test_a_controller_that_does_not_answer_ends_the_driver_alone(home):
+    engine = Hosts(home)
+    engine.held = mute
+    with pytest.raises(EngineError, match=f"squeue: no answer. Go on with: kernelmark fleet run --resume {RUN}"):
+        go(home, engine)
+    assert not engine.ended
+
+
+def mute() -> dict[int, str]:
+    raise EngineError("squeue: no answer")
+
+
+def test_a_second_driver_takes_no_cancelling_back(home):
+    with FileLock(orders.folder_of(home, RUN) / "driver.lock"):
+        (orders.folder_of(home, RUN) / CANCELLED).touch()
+        with pytest.raises(InputError, match="is driven by another process"):
+            go(home, Hosts(home))
+    assert (orders.folder_of(home, RUN) / CANCELLED).exists()
+
+
+def test_what_a_full_disk_cut_off_is_not_there(home, tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    newer = msgspec.structs.replace(ORDER, run="20261123-000000-aaaa")
+    for write_it in (
+        lambda: orders.save(newer, home),
+        lambda: orders.salt(home, {}),
+        lambda: deliver(tmp_path / "deliveries", 1, journal(1)),
+    ):
+        with pytest.raises(OSError, match="No space left"):
+            write_it()
+    assert orders.load(home, "latest") == ORDER
+    assert not [
+        x
+        for x in home.folder.rglob("*")
+        if x.name.startswith((".order", "salt", ".salt")) and ".lock" not in x.name
+    ]
+    assert not list((tmp_path / "deliveries").iterdir())
+
+
+def test_the_secret_of_a_home_is_never_empty(home):
+    (home.folder / "fleet" / "salt").touch()  # its disk was full
+    first = orders.salt(home, {})
+    assert len(first) == 32
+    assert orders.salt(home, {}) == first
 
 
 def test_a_run_that_is_cancelled_ends(home):

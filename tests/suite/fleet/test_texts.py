@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from kernelmark.suite.fleet.collect import State, Whole
 from kernelmark.suite.fleet.manifest import manifest
 from kernelmark.suite.fleet.on_ray import bundle
 from kernelmark.suite.fleet.on_slurm import script, standing, submission
+from kernelmark.suite.fleet.on_this_host import ThisHost
 from kernelmark.suite.fleet.order import Order
 from kernelmark.suite.fleet.standing import line, table
 from kernelmark.suite.fleet.task import command, host_of
@@ -42,11 +44,36 @@ def test_what_sbatch_is_asked():
     assert "--exclusive" not in submission(but(exclusive=False), HERE, [1])
 
 
+def test_sbatch_does_not_read_the_folder_as_a_pattern():
+    words = submission(ORDER, Path("/shared/100%j"), [1])
+    assert "--output=/shared/100%%j/log-%a.txt" in words
+
+
+def test_a_shard_beside_others_takes_no_module_of_the_working_folder(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **given: begun.append(given["env"]))
+    ThisHost(but(engine="local"), Home(tmp_path), (5, 6, 7, 8)).submit([1, 4])
+    assert [x["CUDA_VISIBLE_DEVICES"] for x in begun] == ["5", "8"]
+    assert {x["PYTHONSAFEPATH"] for x in begun} == {"1"}
+
+
 def test_what_squeue_says():
-    assert standing("1 RUNNING\n3 PENDING\n\nslurm_load_jobs error\n7 COMPLETING\n") == {
+    said = """1 RUNNING None
+3 PENDING Priority
+
+slurm_load_jobs error
+7 COMPLETING None
+8 PENDING JobHeldAdmin
+9 PENDING launch failed requeued held
+10 PENDING
+"""
+    assert standing(said) == {
         1: "running",
         3: "waiting for a host",
         7: "completing",
+        8: "held (JobHeldAdmin)",
+        9: "held (launch failed requeued held)",
+        10: "waiting for a host",
     }
 
 
@@ -130,6 +157,13 @@ NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 def test_how_a_run_stands(whole, held, said):
     state = State(ORDER, tuple(Whole(i, f"h{i}", 5, wall) for i, wall in whole.items()))
     assert line(state, held, NOW) == said
+
+
+def test_what_an_engine_has_that_was_not_asked_is_not_called_lost():
+    state = State(ORDER, (Whole(1, "ha", 5, 600.0),))
+    assert line(state, {2: "delivered"}, NOW, known=False) == (
+        "[1/4 shards] 1 host, 1 delivered, 2 not here, ends about 12:50 UTC"
+    )
 
 
 def test_shards_by_host():
