@@ -108,8 +108,8 @@ def operator(
     if backward is not None:
         assert save is not None, schema
         below = _defined(f"{name}_below_autograd", signature, launch, fake)
-        _library.impl(f"kernelmark::{name}", _registered_autograd(below, save, backward), "Autograd")
-        eager = _differentiable(launch, save, backward, hidden)
+        _library.impl(f"kernelmark::{name}", _registered_autograd(name, below, save, backward), "Autograd")
+        eager = _differentiable(name, launch, save, backward, hidden)
 
     def dispatched(*arguments: Any) -> Any:
         if check is not None:
@@ -138,7 +138,8 @@ def operator(
             differentiate = False
             for x in arguments:
                 if isinstance(x, torch.Tensor):
-                    if type(x) not in _PLAIN:
+                    # Not of a subclass, nor is its memory the negative of what it is, as a conjugate's `imag` is.
+                    if type(x) not in _PLAIN or x.is_neg():
                         return dispatched(*arguments)
                     differentiate |= x.requires_grad
             found = (eager if differentiate and torch.is_grad_enabled() else launch)(*arguments)
@@ -207,7 +208,7 @@ def _announce(defined: Any, lowering: Any) -> None:
 
 
 def _registered_autograd(
-    below: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any]
+    name: str, below: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any]
 ) -> Callable[..., Any]:
     """What the dispatcher calls of a differentiable operator for autograd.
 
@@ -226,7 +227,7 @@ def _registered_autograd(
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
-            return gradients(ctx, *given)
+            return _once(name, gradients, ctx, given) if torch.is_grad_enabled() else gradients(ctx, *given)
 
     def call(*inputs: Any) -> Any:
         if needs_gradient(*inputs):
@@ -238,7 +239,7 @@ def _registered_autograd(
 
 
 def _differentiable(
-    launch: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any], hidden: int
+    name: str, launch: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any], hidden: int
 ) -> Callable[..., Any]:
     """The call of an operator in eager mode; of one that is prepared, behind its arguments' likeness."""
     known = isinstance(launch, prepared)
@@ -249,8 +250,6 @@ def _differentiable(
         if not known:
             return found
         return (None, *found) if isinstance(found, tuple) else (None, found)
-
-    once = torch.autograd.function.once_differentiable(direct)
 
     class Eager(torch.autograd.Function):
         @staticmethod
@@ -266,12 +265,56 @@ def _differentiable(
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
-            # Where no graph is made of the gradients, `once_differentiable` is four microseconds for nothing.
-            return (once if torch.is_grad_enabled() else direct)(ctx, *given)
+            return _once(name, direct, ctx, given) if torch.is_grad_enabled() else direct(ctx, *given)
 
     # Not `Eager.apply`, which asks for transforms of torch.func again: `operator` has and goes the other way.
     apply: Callable[..., Any] = super(torch.autograd.Function, Eager).apply
     return apply
+
+
+def _once(name: str, gradients: Callable[..., Any], ctx: Any, given: tuple[Any, ...]) -> Any:
+    """Gradients of which a graph is made, as `create_graph` asks for: differentiating them raises RuntimeError.
+
+    As constants they would have a derivative of zero, without a word. They are that to `once_differentiable` of
+    torch.autograd where what is given requires no gradient, though what was saved does, and to who asks for the
+    second derivative by its input.
+    """
+    kept = _Kept(ctx)
+    with torch.no_grad():
+        found = gradients(kept, *given)
+    sources = [x for x in (*given, *kept.saved_tensors) if isinstance(x, torch.Tensor) and x.requires_grad]
+    if not sources and getattr(ctx, "made_forward", False):
+        # Of inputs that nobody kept: somebody who stands for them.
+        sources = [torch.empty(0, requires_grad=True)]
+    if not sources:
+        return found
+    several = found if isinstance(found, tuple) else (found,)
+    refusing = _Refusing.apply(name, len(several), *several, *sources)
+    return refusing if isinstance(found, tuple) else refusing[0]
+
+
+class _Kept:
+    """A context whose saved tensors are taken out once, as checkpoints demand."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+        self.saved_tensors = ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+class _Refusing(torch.autograd.Function):
+    """The first `count` tensors, computed of those behind them in a way that has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        ctx.name = name
+        return tuple([None if x is None else x.clone() for x in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(f"{ctx.name} is differentiable once: its gradients have no derivative")
 
 
 def needs_gradient(*arguments: Any) -> bool:

@@ -172,9 +172,10 @@ def prepare_forward(
     window: int,
     sinks: torch.Tensor | None = None,
     cap: float = 0.0,
+    out: torch.Tensor | None = None,
 ) -> Callable[..., tuple[Any, Any]]:
     """`launch_forward` of all inputs that are alike. Where the kernel with a tile scheduler runs or the portable
-    one, all but memory and addresses is decided here. An `out` that it is called with lies as one that it makes.
+    one, all but memory and addresses is decided here. Given an `out`, it is for such, and is called with one.
     """
     B, H, S, D = q.shape
     device, short = q.device, max(S, k.shape[2]) <= SHORT[v.shape[-1] > 128]
@@ -185,9 +186,9 @@ def prepare_forward(
     if hopper is not None and v.shape[-1] != D and not hopper.forward.takes(q, k, v):
         portable = True
     window = bounded(window, S, k.shape[2])
+    out = output_like(q, v) if out is None else out
     if portable:
         like_these = row_contiguous(q), row_contiguous(k), row_contiguous(v)
-        out = output_like(q, v)
         output, of_lse = _made(out), room((B, H, S), torch.float32, device)
         kernel = planned_forward(*like_these, out, causal, window, sinks, cap, _descriptors(None, *like_these))
 
@@ -212,7 +213,6 @@ def prepare_forward(
         return launch_forward
     of_sinks = None if sinks is None else sinks.dtype
     section = _section(q, k, causal, window)
-    out = output_like(q, v)
     plan = hopper.forward.planned(q, k, v, out, causal, window, section, of_sinks, cap)
     run, output, of_lse = hopper.forward.run, _made(out), room((B, H, S), torch.float32, device)
 
@@ -426,9 +426,10 @@ def thirds(projected: torch.Tensor) -> Gradients:
 
 def prepare_packed(projected: torch.Tensor, causal: bool) -> Callable[..., tuple[Any, Any]]:
     """The forward pass of all three in one tensor: the output (B, S, H, D), and its log-sum-exp."""
-    run = prepare_forward(*thirds(projected), causal, 0)
     B, S, _, H, D = projected.shape
     memory = room((B, S, H, D), projected.dtype, projected.device)
+    # Not as the queries lie, whose batch or heads may come first in memory.
+    run = prepare_forward(*thirds(projected), causal, 0, out=memory().transpose(1, 2))
 
     def launched(projected: torch.Tensor, causal: bool) -> tuple[Any, Any]:
         found = memory()

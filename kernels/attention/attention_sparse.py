@@ -108,8 +108,8 @@ def attention_sparse(
         check("blocks", blocks, shape=(1 if blocks.shape[0] == 1 else H, across, across), dtypes=(torch.bool,))
         output: torch.Tensor = _given(q, k, v, blocks, mask == "causal", needs_gradient(q, k, v))[0]
         return output
-    if not 0 <= sparsity < 100:
-        raise ValueError(f"sparsity is {sparsity}, expected 0 to 99")
+    if not isinstance(sparsity, int) or not 0 <= sparsity < 100:
+        raise ValueError(f"sparsity is {sparsity}, expected a whole number from 0 to 99")
     if threshold is not None and not threshold >= 0:
         raise ValueError(f"threshold is {threshold}, expected 0 or more")
     if S > LONGEST:

@@ -179,6 +179,7 @@ def _backward(ctx: Any, dloss: torch.Tensor | None, *_: None) -> tuple[Any, ...]
 
 def _save_gradient(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(output[1])
+    ctx.made_forward = True
     ctx.set_materialize_grads(False)
 
 

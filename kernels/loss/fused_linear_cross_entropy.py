@@ -217,6 +217,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: bool = Fa
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*output[1:])
+    ctx.made_forward = True
     ctx.needed = inputs[8:]
     ctx.dtype = inputs[0].dtype
     ctx.set_materialize_grads(False)

@@ -20,8 +20,8 @@ def add_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, h): h = x + residual, y = (h - mean) / √(variance + eps) · weight + bias over the last dimension.
 
-    x and residual (…, D) of one dtype, weight and bias (D,), in bf16, fp16 or fp32, to y and h (…, D) in x's
-    dtype; statistics in fp32, of h as it is returned. Differentiable in all four. Raises TypeError for a wrong
+    x and residual (…, D) of one dtype, weight and bias (D,) of one, in bf16, fp16 or fp32, to y and h (…, D) in
+    x's dtype; statistics in fp32, of h as it is returned. Differentiable in all four. Raises TypeError for a wrong
     type or dtype, ValueError for a wrong shape or device; the message names the argument.
     """
     if needs_gradient(x, residual, weight, bias):

@@ -21,9 +21,9 @@ __all__ = ["add_layer_norm", "add_moments", "gradients", "layer_norm"]
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """(x - mean) / √(variance + eps) · weight + bias over the last dimension, with the biased variance.
 
-    x (…, D), weight and bias (D,), in bf16, fp16 or fp32, to y (…, D) in x's dtype; statistics in fp32.
-    Differentiable in x, weight and bias. Raises TypeError for a wrong type or dtype, ValueError for a wrong
-    shape or device; the message names the argument.
+    x (…, D), weight and bias (D,), these two of one dtype, in bf16, fp16 or fp32, to y (…, D) in x's dtype;
+    statistics in fp32. Differentiable in x, weight and bias. Raises TypeError for a wrong type or dtype,
+    ValueError for a wrong shape or device; the message names the argument.
     """
     saving = needs_gradient(x, weight, bias)
     y: torch.Tensor = _saving(x, weight, bias, eps)[0] if saving else _plain(x, weight, bias, eps)

@@ -97,10 +97,10 @@ def selective_scan(
     """y (B, D, S), in u's dtype, of the scan over the tokens of u (B, D, S), from a state of zeros.
 
     delta and z (B, D, S), A (D, N), B and C (B, N, S), D and delta_bias (D,); N from 1 to 64. Steps are
-    delta + delta_bias, through softplus with `delta_softplus`. bf16, fp16 or fp32 each; computed in fp32, with
-    states in fp32. Differentiable in all tensors. A must not be positive by so much that states overflow.
-    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names the
-    argument.
+    delta + delta_bias, through softplus with `delta_softplus`. bf16, fp16 or fp32 each, B and C the same;
+    computed in fp32, with states in fp32. Differentiable in all tensors. A must not be positive by so much that
+    states overflow. Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the
+    message names the argument.
     """
     check("u", u, dim=3)
     batch, channels, S = u.shape

@@ -212,12 +212,21 @@ def _launch(
         if x.dtype == torch.float32:
             h, result = _all_states(x, B, recurrence, count, False, described, True)
             y_from_states(x, B, C, recurrence._replace(skip=D, entry=h), y, chunk=CHUNK)
-            return y, result[:, :, :P, :N].contiguous()
+            return y, _of_tiles(result, P, N)
         entry, _ = _entries(x, B, recurrence, count, False, described, False)
         result = torch.empty(batch, H, block(P), block(N), dtype=torch.float32, device=x.device)
         recurrence = recurrence._replace(skip=D, entry=entry)
         scan(x, B, C, recurrence, y, result, segments=count, chunk=CHUNK, described=described)
-    return y, result[:, :, :P, :N].contiguous()
+    return y, _of_tiles(result, P, N)
+
+
+def _of_tiles(state: torch.Tensor, P: int, N: int) -> torch.Tensor:
+    """(B, H, P, N) of tiles, also where they are that large no view of them: autograd refuses to change in place
+    what a function gives as one.
+    """
+    part = state[:, :, :P, :N].contiguous()
+    found: torch.Tensor = torch.ops.aten._unsafe_view(part, part.shape)
+    return found
 
 
 def _unchanged(x: torch.Tensor, B: torch.Tensor, initial: torch.Tensor | None) -> torch.Tensor:

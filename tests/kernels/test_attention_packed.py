@@ -50,6 +50,23 @@ def test_as_it_lies():
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize(
+    "order", [(1, 0, 2, 3, 4), (0, 3, 1, 2, 4), (2, 0, 1, 3, 4), (3, 2, 1, 0, 4), (4, 3, 2, 1, 0)]
+)
+def test_in_any_order_in_memory(order):
+    """The output lies as B, S, H, D, wherever batch, tokens and heads lie in what it is made of."""
+    whole = drawn(2, 20, 3, 8)
+    dense = whole.detach()
+    back = [order.index(i) for i in range(5)]
+    turned = dense.permute(order).contiguous().permute(back).requires_grad_()
+    found, wanted = attention_packed(turned), attention_packed(whole)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, wanted)
+    grad = torch.randn_like(found)
+    (got,), (want,) = torch.autograd.grad(found, turned, grad), torch.autograd.grad(wanted, whole, grad)
+    torch.testing.assert_close(got, want)
+
+
 def test_what_it_gives_can_be_changed_in_place():
     whole = drawn(1, 20, 2, 16)
     out = attention_packed(whole)

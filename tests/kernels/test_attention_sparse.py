@@ -209,6 +209,7 @@ def test_large_scores_do_not_overflow():
         ({"blocks": torch.zeros(3, 3, 3, dtype=torch.bool)}, ValueError, "blocks has shape"),
         ({"blocks": torch.zeros(1, 3, 2, dtype=torch.bool)}, ValueError, "blocks has shape"),
         ({"sparsity": 100}, ValueError, "sparsity is 100"),
+        ({"sparsity": 33.3}, ValueError, "sparsity is 33.3, expected a whole number"),
         ({"gate_q": torch.zeros(2, 16, 4)}, TypeError, "gate_k must be a tensor"),
         ({"gate_k": torch.zeros(2, 16, 4)}, TypeError, "gate_q must be a tensor"),
         ({"gate_q": torch.zeros(2, 16, 300)}, ValueError, "gate_q has 300 features"),

@@ -7,9 +7,14 @@ import pytest
 import torch
 from kernelmark.kernels import _common
 from kernelmark.kernels.activation.gelu import gelu
+from kernelmark.kernels.loss.cross_entropy import cross_entropy
+from kernelmark.kernels.loss.fused_linear_cross_entropy import fused_linear_cross_entropy
 from kernelmark.kernels.matmul.matmul import matmul
 from kernelmark.kernels.norm.rms_norm import rms_norm
+from kernelmark.kernels.position.rope import rope
+from kernelmark.kernels.state_space.selective_scan import selective_scan
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 
 @pytest.mark.parametrize(
@@ -97,6 +102,65 @@ def test_a_gradient_of_torch_func_is_refused_without_a_backward_pass():
     with pytest.raises(NotImplementedError, match="matmul has no backward pass"):
         torch.func.grad(lambda a: batched(a, b).sum())(a[None])
     torch.testing.assert_close(batched(a[None], b)[0], matmul(a, b))
+
+
+class Own(torch.Tensor):
+    """A subclass, whose calls go through the dispatcher."""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: gelu(x),
+        lambda x: torch.ops.kernelmark.gelu(x, "none"),
+        lambda x: gelu(x.as_subclass(Own)).as_subclass(torch.Tensor),
+        lambda x: checkpoint(gelu, x, use_reentrant=False),
+        lambda x: cross_entropy(x, torch.tensor([1, 2, 3])),
+        lambda x: cross_entropy(x, torch.tensor([1, 2, 3]), gradient="forward"),
+        lambda x: fused_linear_cross_entropy(x, torch.ones(4, 8), torch.tensor([1, 2, 3])),
+    ],
+    ids=["eager", "torch.ops", "subclass", "checkpoint", "loss", "gradient made forward", "fused loss"],
+)
+def test_a_second_derivative_is_refused(call):
+    """Also of a sum, whose own gradient is a constant: a penalty on it would else count for nothing."""
+    x = torch.randn(3, 8, requires_grad=True)
+    for loss in (lambda y: y.sum(), lambda y: y.square().sum()):
+        y = call(x)
+        (gradient,) = torch.autograd.grad(loss(y), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="is differentiable once"):
+            (loss(y) + gradient.square().sum()).backward()
+
+
+def test_a_second_derivative_is_refused_where_it_is_asked_for_by_its_input():
+    x = torch.randn(3, 8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(gelu(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="gelu is differentiable once"):
+        torch.autograd.grad(gradient.sum(), x, allow_unused=True)
+
+
+def test_gradients_of_which_a_graph_is_made_are_the_same():
+    x, weight = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    given = torch.randn(3, 8)
+    found, wanted = (
+        torch.autograd.grad(rms_norm(x, weight), (x, weight), given, create_graph=kept) for kept in (True, False)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    # What depends on nothing that requires a gradient is a constant.
+    table = torch.randn(3, 4)
+    q = torch.randn(1, 2, 3, 8, requires_grad=True)
+    turned, _ = rope(q, q.detach(), table, table)
+    assert not torch.autograd.grad(turned.sum(), q, create_graph=True)[0].requires_grad
+
+
+def test_memory_may_have_the_negative_of_a_tensors_numbers():
+    """As that of a conjugate's imaginary part has, which this kernel reads where it lies."""
+    u, A, pairs = torch.randn(1, 3, 9), -torch.rand(3, 4), torch.randn(1, 4, 9, dtype=torch.complex64)
+    B = pairs.conj().imag
+    assert B.is_neg()
+    wanted = selective_scan(u, u.abs(), A, -pairs.imag, pairs.real)
+    assert torch.equal(selective_scan(u, u.abs(), A, B, pairs.real), wanted)
+    own = u.clone().requires_grad_()
+    assert torch.equal(selective_scan(own, u.abs(), A, B, pairs.real), wanted)
 
 
 def test_a_number_is_no_tensor():

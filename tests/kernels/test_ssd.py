@@ -206,6 +206,16 @@ def test_gradient_of_the_final_state_alone():
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("N", [16, 12])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_results_can_be_changed_in_place(one_segment, dtype, N):
+    """Also of states that are as large as the tiles they are computed in."""
+    given = drawn(SMALL | {"N": N}, dtype, states=True)
+    given["x"].requires_grad_()
+    for result in ssd(**given):
+        assert torch.equal(result.detach().clone(), result.mul_(2) / 2)
+
+
 def test_segments_fill_the_device():
     """Full rounds of programs, but no segments where they gain less than their states cost."""
     assert module.segments(640, 32, 264) == 1
