@@ -377,9 +377,10 @@ def _without_a_time(run: str) -> list[str]:
     for (name, status, reason), those in sorted(found.items()):
         operators = ", ".join(f"`{x}`" for x in sorted({x.operator for x in those}))
         lines.append(f"| `{name}` | {status} | {operators} | {len(those)} | {reason} |")
+    more = "row more is" if elsewhere == 1 else "rows more are"
     return [
         "## What has no time",
-        f"{elsewhere} rows more are `unsupported` because their libraries need a GPU.",
+        f"{elsewhere} {more} `unsupported` because their libraries need a GPU.",
         "\n".join(lines),
     ]
 

@@ -217,6 +217,11 @@ class Model(Architecture):
         """
         return round(sum(x.size * x.share for x in self.weights(configuration).values()))
 
+    def hidden(self, configuration: Any) -> tuple[str, ...]:
+        """The weights that Muon updates where it does: matrices of layers that tokens are multiplied with."""
+        weights = self.weights(configuration)
+        return tuple(name for name, x in weights.items() if "layers." in name and x.share > 0 and len(x.shape) > 1)
+
     def training_flops(self, configuration: Any, S: int, tokens: int) -> int:
         """Operations of forward and backward for so many tokens in sequences of S; nothing twice."""
         each = 6 * self.multiplied(configuration) + 6 * S * self.attention(configuration)

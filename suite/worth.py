@@ -119,12 +119,15 @@ def exchanged(
 
 def sites_of(of: Chosen, step: Case) -> tuple[Part, ...]:
     """The parts of a model with the calls that a step makes of them, the optimizer among them, and those that only
-    a system which names them has.
+    a system which names them has. Where Muon updates the matrices of layers, the optimizer is AdamW of all else.
     """
     own = of.model.parts(of.configuration, step.axes["B"], step.axes["S"])
-    count = len(of.model.weights(of.configuration))
+    state, count = str(step.options["state"]), len(of.model.weights(of.configuration))
+    if state.startswith("muon"):
+        state = state.removeprefix("muon").removeprefix("_") or "plain"
+        count -= len(of.model.hidden(of.configuration))
     sizes = {"T": count, "D": of.configuration.width}
-    update = Part(OPTIMIZER, "adamw", sizes, 1, {"sizes": "llama", "state": step.options["state"]})
+    update = Part(OPTIMIZER, "adamw", sizes, 1, {"sizes": "llama", "state": state})
     own = (*own, *of.named(step.axes["B"], step.axes["S"]))
     return (*(replace(x, calls=x.calls * step.axes.get("A", 1)) for x in own), update)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..errors import InputError, unknown
+from ..figures import counted
 from ..store.record import Key
 from .rows import Row
 
@@ -126,4 +127,5 @@ def _is_size(part: str, axis: str) -> bool:
 
 def _cases(rows: Collection[_Facts]) -> str:
     operators = sorted({x.operator for x in rows})
-    return f"There are {len(rows)} rows of {', '.join(operators)}; without filters they are all shown."
+    there, it = ("There is", "it is shown") if len(rows) == 1 else ("There are", "they are all shown")
+    return f"{there} {counted(len(rows), 'row')} of {', '.join(operators)}; without filters {it}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .. import escape
+from .. import escape, figures
 from ..figures import percent, signed
 from .attribution import Attribution, Part
 from .bisection import Finding, Suspect
@@ -46,7 +46,8 @@ def to_markdown(report: ComparisonReport, limit: int = COMMENT_LIMIT) -> str:
         rows.append(row)
         shown += 1
     if shown < len(told):
-        rows += ["", f"… and {len(told) - shown} rows more, less severe than these: see the JSON output."]
+        more = figures.counted(len(told) - shown, "row")
+        rows += ["", f"… and {more} more, less severe than these: see the JSON output."]
     return "\n".join([*head, *(rows if told else []), *tail]) + "\n"
 
 
@@ -70,7 +71,8 @@ def _power(report: ComparisonReport) -> list[str]:
     least, middle, most = (signed(x).removeprefix("+") for x in (known[0], known[len(known) // 2], known[-1]))
     return [
         f"Found four times in five: a slowdown of {percent(report.options.fail_above, 1)} in {found} of "
-        f"{len(known)} rows, of {least} in the quietest, {middle} in the median, {most} in the noisiest."
+        f"{figures.counted(len(known), 'row')}, of {least} in the quietest, {middle} in the median, {most} in the "
+        f"noisiest."
     ]
 
 

@@ -46,7 +46,7 @@ def sparkline(line: Line, width: int = 120, height: int = 22) -> str:
     )
     x, y = places[-1]
     kind = "spark ours" if line.ours else "spark"
-    title = f"{len(line.points)} runs, {figures.number(low)} to {figures.number(high)}"
+    title = f"{figures.counted(len(line.points), 'run')}, {figures.number(low)} to {figures.number(high)}"
     return (
         f"<svg class='{kind}' viewBox='0 0 {2 * width} {2 * height}' width='{width}'>"
         f"<title>{title}</title><path d='{path}'/>{marks}<circle cx='{x}' cy='{y}' r='4' class='end'/></svg>"
@@ -79,7 +79,7 @@ def strip(facts: Sequence[Fact], mean: float | None, width: int = 220, height: i
         dots[kind][f"M{_ratio_place(fact.speedup or 1, width):.0f} {y:.1f}h0"] = None
     paths = "".join(f"<path class='{kind}' d='{''.join(found)}'/>" for kind, found in dots.items() if found)
     bar = f"<path class='mean' d='M{_ratio_place(mean, width):.1f} 1V{height - 1}'/>" if mean else ""
-    told = f"{len(facts)} cases, geometric mean {figures.ratio(mean)}; from ¼× to 4×"
+    told = f"{figures.counted(len(facts), 'case')}, geometric mean {figures.ratio(mean)}; from ¼× to 4×"
     return (
         f"<svg class='strip' viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img'>"
         f"<title>{told}</title><path class='one' d='M{width / 2} 0V{height}'/>{paths}{bar}</svg>"

@@ -191,7 +191,9 @@ class Capture:
         result = function(*args, **kwargs)
         self._entries.append(Entry(self._within or name, (first, _edge()), part=bool(self._within)))
         rule = None if self._within else RULES.get(name)
-        if rule is not None:
+        if rule is not None and _batched((*args, *kwargs.values())):
+            self.remarks[f"{name} within torch.vmap, whose sizes are of one example"] += 1
+        elif rule is not None:
             try:
                 rule(self, len(self._entries) - 1, args, kwargs, result)
             except FORMS:  # the call itself is right, and so is the program
@@ -372,6 +374,14 @@ def _ms(first: Any, last: Any) -> float:
     if isinstance(first, float) != isinstance(last, float):
         return 0.0
     return float(last - first) * 1e3 if isinstance(first, float) else float(first.elapsed_time(last))
+
+
+def _batched(values: Sequence[Any]) -> bool:
+    """Whether one of them has a dimension that `torch.vmap` hides: a call's sizes are then of one of many."""
+    import torch
+
+    hidden = torch._C._functorch.is_batchedtensor  # there is no public name for it
+    return any(isinstance(x, torch.Tensor) and hidden(x) for x in values)
 
 
 def _edge() -> Any:

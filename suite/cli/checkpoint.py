@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ...registry.errors import unknown
+from ...registry.figures import counted
 from ..run.fingerprint import device_named
 from .names import models
 from .values import Seed
@@ -35,4 +36,4 @@ def command_checkpoint(
             raise unknown(name, given, [str(x) for x in options[name]])
     with Tally("training") as tally:
         path, bits = make(model, data, steps, batch, sequence, device_named(device), seed, tally.show)
-    click.echo(f"{path}: {bits:.4f} bits a byte after {steps} steps")
+    click.echo(f"{path}: {bits:.4f} bits a byte after {counted(steps, 'step')}")

@@ -148,7 +148,7 @@ def fleet_run(
     started = engine_of(order, orders.folder_of(home, order.run))
     if resume is None:
         orders.save(order, home)
-    click.echo(f"run {order.run}: {order.shards} shards on {order.engine}, {_where(order)}")
+    click.echo(f"run {order.run}: {counted(order.shards, 'shard')} on {order.engine}, {_where(order)}")
     if no_wait:
         started.submit(range(1, order.shards + 1))
         click.echo(f"asked for. When they are done, or some died: kernelmark fleet run --resume {order.run}")
@@ -226,7 +226,7 @@ def fleet_compare(
     order = msgspec.structs.replace(order, compare=True, arguments=tuple(words), checkout=str(Path.cwd()))
     started = engine_of(order, orders.folder_of(home, order.run))
     orders.save(order, home)
-    click.echo(f"{order.run}: {base} and {head} in {order.shards} shards on {engine}", err=True)
+    click.echo(f"{order.run}: {base} and {head} in {counted(order.shards, 'shard')} on {engine}", err=True)
     drive(order, home, started, _Told(err=True), attempts)
     _verdicts(order, home, everything, as_json)
 
@@ -285,7 +285,7 @@ def _side_by_side(order: Order, home: Home, places: tuple[int, ...], any_board: 
     from ..fleet.on_this_host import ThisHost
 
     engine = ThisHost(order, home, places, any_board)
-    click.echo(f"run {order.run}: {order.shards} shards side by side")
+    click.echo(f"run {order.run}: {counted(order.shards, 'shard')} side by side")
     try:
         state = drive(order, home, engine, _Told(), attempts=1)
     finally:
@@ -367,7 +367,7 @@ def fleet_collect(run: str, folder: Path | None, output: Path | None) -> None:
         state = collect(order, home, folder, tell=tally.show)
     _Told(known=False)(state, {}, state.refused)
     if state.duplicates:
-        click.echo(f"{state.duplicates} shards came again with other samples; the first of each counts")
+        click.echo(f"{counted(state.duplicates, 'shard')} came again with other samples; the first of each counts")
     _agree(state, home)
     if state.missing:
         click.echo(f"missing: shards {', '.join(map(str, state.missing))}", err=True)

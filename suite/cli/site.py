@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import click
 
 from ...registry.errors import InputError
+from ...registry.figures import counted
 from ...registry.store.home import Home
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def command_site(journals: tuple[Path, ...], output: Path, title: str, url: str,
         built = build(sources, output, settings, _expected(), commit_times, fresh, tally.show)
     for reason in built.skipped:
         click.echo(f"left out  {reason}", err=True)
-    click.echo(f"journals  {built.added} added, {built.runs} in all, {built.rows:,} rows")
+    click.echo(f"journals  {built.added} added, {built.runs} in all, {counted(built.rows, 'row')}")
     lacks = "" if find_spec("pyarrow") else "; no rows.parquet: pip install pyarrow"
     click.echo(f"files     {built.written} written{lacks}")
     click.echo(f"site      {output / 'index.html'}")

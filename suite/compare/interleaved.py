@@ -24,7 +24,7 @@ from ...registry.detection.decision import FEW_OPERATORS, Progress, decide, prom
 from ...registry.detection.earlier import noise_seen, with_noise
 from ...registry.detection.pairing import differing, pair
 from ...registry.errors import InputError, KernelmarkError
-from ...registry.figures import seconds
+from ...registry.figures import counted, seconds
 from ...registry.store.home import Home
 from ...registry.store.index import Index
 from ...registry.store.journal import Journal, read
@@ -201,7 +201,9 @@ class Interleaved:
             raise NotMeasurable("none of the rows in question can be measured here.")
         self._same = dict.fromkeys(self._of_same_source(chosen), SAME_SOURCE)
         if self._same:
-            self.tell(f"the same code on both sides: {_counted(len(self._same))}, of which one pair is measured")
+            self.tell(
+                f"the same code on both sides: {counted(len(self._same), 'row')}, of which one pair is measured"
+            )
         hidden = self._witnesses - set(chosen) if len(self._same) < len(chosen) else set()
         pairs = {key: 1 if key in self._same else self.options.pairs for key in (*chosen, *sorted(hidden))}
         first = self._measure(pairs)
@@ -310,7 +312,9 @@ class Interleaved:
         found = self._of_same_machine_code(runs, wanted.keys() - self._same.keys())
         self._same |= found
         if found:
-            self.tell(f"the same machine code on both sides: {_counted(len(found))}, of which this pair is enough")
+            self.tell(
+                f"the same machine code on both sides: {counted(len(found), 'row')}, of which this pair is enough"
+            )
         if not wanted.keys() - self._same.keys() - self._witnesses:
             return dict.fromkeys(wanted, 1)  # nothing is left that witnesses would be for
         self._promise(pair_s)
@@ -410,7 +414,7 @@ def in_turns(
                 raise OutOfTime
             rows = [key for key, number in wanted.items() if number > made]
             left = f", {seconds(took * (count - made))} left of this stage" if made else ""
-            setting.tell(f"{what} {made + 1} of {count}: {_counted(len(rows))}{left}")
+            setting.tell(f"{what} {made + 1} of {count}: {counted(len(rows), 'row')}{left}")
             for run in (runs[i] for i in next(orders)):
                 run.replicate(made, [cell for cell in run.cells if wanted[cell.identity] > made])
             made += 1
@@ -465,7 +469,3 @@ def _cut(journal: Journal, keys: Collection[Key], pairs: int) -> tuple[Header, l
     """Only these rows and only whole pairs, with a header that says so."""
     header = msgspec.structs.replace(journal.header, replicates=pairs)
     return header, [x for x in journal.records if x.replicate < pairs and x.identity in keys]
-
-
-def _counted(rows: int) -> str:
-    return "1 row" if rows == 1 else f"{rows} rows"

@@ -18,6 +18,7 @@ from ...registry.detection.comparison_report import ComparisonReport
 from ...registry.detection.decision import Progress
 from ...registry.detection.verdict import Verdict
 from ...registry.errors import InputError, KernelmarkError
+from ...registry.figures import counted
 from ...registry.store.home import Home
 from ...registry.store.index import Index
 from ...registry.store.record import Key, Record
@@ -144,7 +145,7 @@ class Question:
 
     def _settled(self, progress: Progress, records: Records, found: Stored, home: Home, index: Index) -> Answer:
         """What the stored runs left open, decided by an A/B, provided that it is made under their conditions."""
-        self.tell(f"the stored runs leave {len(progress.requests)} rows to an A/B")
+        self.tell(f"the stored runs leave {counted(len(progress.requests), 'row')} to an A/B")
         stored, header = self._of_stored(progress, records, found), found.current.header
         try:
             ab = self._interleaved(home, index, stored.plan, progress.requests)

@@ -44,5 +44,5 @@ def table(state: State) -> list[str]:
         mine = [x for x in state.whole if x.host == host]
         shards = ", ".join(str(x.shard) for x in mine)
         rows, seconds = sum(x.rows for x in mine), sum(x.wall_s for x in mine)
-        out.append(f"  {plain(host, 40)}: shards {shards}; {rows} measurements in {seconds:.0f} s")
+        out.append(f"  {plain(host, 40)}: shards {shards}; {counted(rows, 'measurement')} in {seconds:.0f} s")
     return out

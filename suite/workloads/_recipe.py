@@ -79,13 +79,8 @@ class Recipe:
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """The names of the weights that Muon updates, matrices of layers that tokens are multiplied with; none
-        where AdamW does all.
-        """
-        if not self.state.startswith("muon"):
-            return ()
-        weights = self.chosen.model.weights(self.chosen.configuration)
-        return tuple(name for name, x in weights.items() if "layers." in name and x.share > 0 and len(x.shape) > 1)
+        """The names of the weights that Muon updates; none where AdamW does all."""
+        return self.chosen.model.hidden(self.chosen.configuration) if self.state.startswith("muon") else ()
 
     @property
     def update_flops(self) -> int:

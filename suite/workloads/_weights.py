@@ -12,6 +12,7 @@ from typing import Any
 
 from ...registry.store.record import Case
 from ..measure.verify import Unavailable
+from ..model import chosen
 from ._checkpoint import Checkpoint, write
 
 VARIABLE = "KERNELMARK_CHECKPOINTS"
@@ -73,7 +74,11 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
 
 
 def load(model: str, data: str, steps: int) -> dict[str, Any]:
-    """Weights by name, on the host. Raises `Unavailable` as `find` does, and where its file is damaged."""
+    """Weights by name, on the host. Raises `Unavailable` as `find` does, where its file is damaged, and where it
+    holds the weights of another model.
+    """
+    from .train import catalog  # whose workload is not loaded for a file's name
+
     path = find(model, data, steps)
     try:
         found = Checkpoint(path).load("cpu")
@@ -82,4 +87,25 @@ def load(model: str, data: str, steps: int) -> dict[str, Any]:
             f"data: {path.name} in {path.parent} is no checkpoint or is damaged: {str(error).partition('. ')[0]}"
         ) from None
     assert found is not None, "it was there a moment ago"
+    of = chosen(catalog().models, model)
+    wanted = {name: x.shape for name, x in of.model.weights(of.configuration).items()}
+    if (unlike := _unlike(found, wanted)) is not None:
+        raise Unavailable(f"data: {path.name} in {path.parent} holds no weights of {model}: {unlike}")
     return found
+
+
+def _unlike(found: Any, wanted: Mapping[str, tuple[int, ...]]) -> str | None:
+    """What of a file's content first tells it from weights of these shapes by name; None if nothing does.
+
+    Asked before they are copied: a copy takes what can be broadcast, and looks for no name that is too many.
+    """
+    if not isinstance(found, Mapping):
+        return f"it is no table of weights by name, but {type(found).__name__}"
+    for name, shape in wanted.items():
+        if name not in found:
+            return f"there is no {name}"
+        own = getattr(found[name], "shape", ())
+        if tuple(own) != shape:
+            return f"{name} has shape {list(own)}, the model's {list(shape)}"
+    more = next((str(name) for name in found if name not in wanted), None)
+    return None if more is None else f"the model has no {more[:80]}"

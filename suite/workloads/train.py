@@ -27,6 +27,7 @@ from ..measure.verify import Incorrect
 from ..model import Bound
 from ..system import NO_CHANGES, Assembly
 from ..workload import Workload
+from . import _along as along
 from . import _coarse_products as coarse_products
 from . import _coarse_states as coarse
 from . import _expected as answer
@@ -467,6 +468,8 @@ class Program:
             check = coarse.check_weights
         found = check(trainer, r, self.expected, self.session.seed, self._bound_of_weights(trainer))
         self.errors["change_error"] = max(self.errors["change_error"], found)
+        if check is not coarse.check_weights and self.bound.change < inf and along.holds(trainer, r):
+            along.check(trainer, r, self.expected, self.session.seed)
 
     def _bound_of_weights(self, trainer: Trainer) -> Bound:
         """What three steps may be off by: PyTorch's own parts say what rounding to the case's dtype alone does."""
@@ -496,6 +499,8 @@ class Program:
             milliseconds, loss = step()
             self._keep_peaks()
             self._checked("a random step of the timed window", self.trainer, float(loss), self.expected.random)
+            if self.bound.change < inf:
+                along.check_update(self.trainer, self.recipe, self.expected.random, self.session.seed)
             self._forget_peaks()
             return float(milliseconds)
 

@@ -72,7 +72,7 @@ def test_implementations_side_by_side_on_a_cpu(program, monkeypatch):
         "| `torch` | 1 of 1 | 1 of 1 |",
         "| softmax-fp32 | 2.000 | **1.000** |",
         "| softmax-bf16 |  | **3.000** |",
-        "1 rows more are `unsupported` because their libraries need a GPU.",
+        "1 row more is `unsupported` because their libraries need a GPU.",
         "| `onnxruntime` | unsupported | `softmax` | 1 | no kernel |",
     ):
         assert line in text.splitlines()

@@ -175,6 +175,17 @@ def test_a_plan_on_worth_exchanges_one_part_at_a_time() -> None:
     assert plan.only[f"train/{step().name}"][0] == "torch_compile_blocks"
 
 
+@pytest.mark.parametrize(("state", "stored"), [("muon", "plain"), ("muon_master32", "master32")])
+def test_beside_muon_the_optimizer_is_adamw_of_all_but_matrices_of_layers(state: str, stored: str) -> None:
+    of = CATALOG.workloads["train"].case(
+        {"B": 2, "S": 64}, "fp32", "program", model="llama-tiny", slice="first1", state=state
+    )
+    plan = plans.of_worth(of, worth.base_named("torch", CATALOG), CATALOG, "cpu", parts=["optimizer"])
+    [case] = [x for x in plan.cases if x.operator == "adamw"]
+    # The table, the output projection and three norms: a layer has seven matrices beside.
+    assert (case.axes, case.options["state"]) == ({"T": 5, "D": 64}, stored)
+
+
 def test_what_cannot_run_here_has_its_row_of_worth() -> None:
     """Of another device, of an environment that is not installed, of one that the base's excludes."""
     asked = ["vllm", "transformer_engine", "kernelmark"]

@@ -188,6 +188,15 @@ def test_losses_and_attention_that_do_more_than_a_case() -> None:
     assert "attention with dropout, which a case does not have" in seen.remarks
 
 
+def test_sizes_of_one_of_many_examples_are_no_case():
+    weight = torch.randn(7, 6)
+    with Capture() as seen:
+        torch.func.vmap(lambda x: functional.softmax(functional.linear(x, weight), -1))(torch.randn(5, 3, 6))
+        functional.softmax(torch.randn(15, 7), -1)
+    assert [(x.call.operator, dict(x.call.axes)) for x in seen.calls()] == [("softmax", {"M": 15, "D": 7})]
+    assert seen.remarks["softmax within torch.vmap, whose sizes are of one example"] == 1
+
+
 def test_a_compiler_does_not_see_the_capture() -> None:
     with Capture():
         whole = torch.compile(lambda x: functional.silu(x) * x, backend="eager", fullgraph=True)

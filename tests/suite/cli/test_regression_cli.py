@@ -499,7 +499,7 @@ def test_what_stored_runs_call_slower_is_measured_anew(call, store, fresh):
     store("HEAD", 22.0)
     code, out, err = call("--baseline", "HEAD~1")
     assert (code, [list(x) for x in fresh.asked]) == (0, [[Key("double", CASE.name, "kernelmark_cpu", "cold")]])
-    assert "the stored runs leave 1 rows to an A/B" in err
+    assert "the stored runs leave 1 row to an A/B" in err
     assert "as measured anew" in out
     # Another machine's A/B is no answer to this one's question.
     fresh.key = "another machine"

@@ -203,6 +203,25 @@ def test_a_damaged_checkpoint_is_named(left, monkeypatch, tmp_path):
         _weights.load("gpt2-tiny", "synthetic", 3)
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda own: list(own.values()), "it is no table of weights by name, but list"),
+        (lambda own: {x: y for x, y in own.items() if x != "norm"}, "there is no norm"),
+        # What is copied would be broadcast, and more rows be left out.
+        (lambda own: own | {"norm": torch.ones(1)}, r"norm has shape \[1\], the model's \[64\]"),
+        (lambda own: own | {"norm": 1.0}, r"norm has shape \[\], the model's \[64\]"),
+        (lambda own: own | {"head": torch.ones(512, 64)}, "the model has no head"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_named(changed, said, made, monkeypatch, tmp_path):
+    [path] = Path(made).iterdir()
+    monkeypatch.setenv("KERNELMARK_CHECKPOINTS", str(tmp_path))
+    torch.save(changed(torch.load(path)), tmp_path / path.name)
+    with pytest.raises(Unavailable, match=f"{path.name} in .* holds no weights of gpt2-tiny: {said}"):
+        _weights.load("gpt2-tiny", "synthetic", 30)
+
+
 def certain(tokens: torch.Tensor) -> torch.Tensor:
     """Logits by which the next byte is the last one plus one, with e times the weight of any other."""
     return torch.nn.functional.one_hot((tokens + 1) % 256, 256).float()

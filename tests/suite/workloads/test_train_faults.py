@@ -310,6 +310,25 @@ def test_a_fault_that_begins_after_the_first_steps_is_found_in_the_window(bench:
         here.measure(here.trainer(Later))
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bf16"}, {"state": "master32", "dtype": "bf16"}, {"state": "muon"}]
+)
+def test_an_update_that_is_left_out_after_the_first_steps_is_found_in_the_window(
+    bench: Any, options: dict[str, str]
+) -> None:
+    class Later(PartsTrainer):
+        made = 0
+
+        def update(self) -> None:
+            self.made += 1
+            if self.made <= 3:
+                super().update()
+
+    with pytest.raises(Incorrect, match="random step of the timed window: along AdamW's update"):
+        here = bench("llama-tiny", **options)
+        here.measure(here.trainer(Later))
+
+
 class NoBiasCorrection(PartsTrainer):
     """Each step is one so late that no bias is left."""
 
@@ -323,6 +342,36 @@ class TenfoldDecay(PartsTrainer):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.hyperparameters["weight_decay"] *= 10
+
+
+class EverySecond(PartsTrainer):
+    """Makes every second step alone, and counts them all."""
+
+    def update(self) -> None:
+        if self._steps % 2 == 0:
+            super().update()
+        else:
+            self._steps += 1
+
+
+class Faster(PartsTrainer):
+    """A third more than the rate."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.hyperparameters["lr"] *= 4 / 3
+
+
+@pytest.mark.parametrize("state", ["plain", "master32"])
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny"])
+@pytest.mark.parametrize("kind", [NoBiasCorrection, EverySecond, Faster])
+def test_what_rounding_to_16_bits_leaves_room_for_is_found(
+    bench: Any, kind: type[PartsTrainer], model: str, state: str
+) -> None:
+    """Each is off by less than one parameter may be, where weights are rounded in each step."""
+    here = bench(model, dtype="bf16", state=state)
+    with pytest.raises(Incorrect, match="after 3 steps: (along the model's, the changes of all|the change of)"):
+        here.measure(here.trainer(kind))
 
 
 @pytest.mark.parametrize("kind", [NoBiasCorrection, TenfoldDecay])
