@@ -40,6 +40,10 @@ HARNESS_ROOMS = ("operators", "workloads", "models")
 ROOMS = (*HARNESS_ROOMS, "kernels", "baselines")
 
 
+class NotImported(InputError):
+    """A file that cannot be imported; it is named, whichever file of ours asked for it."""
+
+
 @dataclass(frozen=True)
 class Root:
     """A folder of operators, kernels and baselines. `package` is its name where it is installed.
@@ -86,8 +90,10 @@ class Root:
         for name, path in self.files(room).items():
             try:
                 module = self._imported(room, path)
+            except NotImported:  # a workload's file asks for models as it is imported
+                raise
             except (Exception, SystemExit) as error:  # somebody's file may raise anything, a command's file exits
-                raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+                raise NotImported(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
             yield name, path, module
 
     def module(self, room: str, name: str) -> ModuleType:
@@ -140,8 +146,9 @@ class Catalog:
     @classmethod
     def default(cls) -> Catalog:
         """The program's own root and those of `KERNELMARK_PATH`."""
-        extra = [Path(x) for x in os.environ.get("KERNELMARK_PATH", "").split(os.pathsep) if x]
-        for folder in extra:
+        named = (Path(x) for x in os.environ.get("KERNELMARK_PATH", "").split(os.pathsep) if x)
+        extra = {x.resolve(): x for x in named}  # once each: a shell may add the same one again
+        for folder in extra.values():
             if not folder.is_dir():
                 raise InputError(f"KERNELMARK_PATH names {folder}, which is not a folder.")
             # One that holds none of the rooms is fine, `kernelmark new` makes them; one that is a room is not.
@@ -149,7 +156,7 @@ class Catalog:
                 raise InputError(
                     f"KERNELMARK_PATH names {folder}, which is a room itself: name the folder that holds it."
                 )
-        return cls((_own(), *(Root(folder.resolve()) for folder in extra)))
+        return cls((_own(), *map(Root, extra)))
 
     @classmethod
     def of(cls, *folders: Path) -> Catalog:
@@ -190,7 +197,7 @@ class Catalog:
                 if not isinstance(operator, Operator) or operator.name != name:
                     raise InputError(f"{path} must define OPERATOR, an Operator named {name!r}.")
                 if name in found:
-                    raise InputError(f"{path}: an operator named {name!r} exists already.")
+                    raise InputError(f"{path}: an operator named {name!r} exists already; name yours otherwise.")
                 _recordable(operator, path)
                 found[name] = operator
         return found
@@ -454,7 +461,10 @@ def _own_implementation(
     def load() -> Factory:
         module = root.module(room, operator)
         if not form:
-            call = getattr(module, operator)
+            if (call := getattr(module, operator, None)) is None:
+                own = [x for x, y in vars(module).items() if getattr(y, "__module__", "") == module.__name__]
+                has = f"; it has {', '.join(own)}" if own else ""
+                raise AttributeError(f"its file defines no function {operator!r}{has}")
         elif (call := getattr(module, f"{operator}_{form}", None)) is None:  # a commit from before it had the form
             raise NotImplementedError(f"{operator} has no form {form!r} in this commit")
         return lambda case: call

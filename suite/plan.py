@@ -405,7 +405,7 @@ def _file(path: Path, catalog: Catalog, device: DeviceKind) -> Plan:
 def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -> Plan:
     """A plan from the text of a plan file. What is exchanged for its worth is what the device can run."""
     file = plan_file.read(text)
-    catalog = catalog.with_systems(file.systems)
+    catalog = _with_systems(catalog, file.systems)
     cases = []
     named: dict[str, list[tuple[str, ...]]] = {}
     models: dict[str, tuple[str, ...]] = {}
@@ -435,6 +435,24 @@ def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -
     for asked in file.worth:
         made = _exchanged(made, asked, catalog, device)
     return made
+
+
+def _with_systems(catalog: Catalog, systems: Sequence[System]) -> Catalog:
+    """The catalog with a file's systems. Raises `InputError` for one of a name that is taken, or of parts that do
+    not exist.
+    """
+    if not systems:
+        return catalog
+    taken = {x.name: x for x in catalog.implementations if x.operator in catalog.workloads}
+    for x in systems:
+        if there := taken.get(x.name):
+            raise InputError(
+                f"there would be two implementations named {x.name!r}: of {there.provider}, which needs no table, "
+                "and of [[systems]]; name yours otherwise."
+            )
+    found = catalog.with_systems(systems)
+    _ = found.implementations
+    return found
 
 
 def of_worth(

@@ -13,12 +13,12 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from ..registry.errors import InputError
+from ..registry.errors import InputError, short
 from ..registry.store.bounds import DEADLINE_S, LARGEST, REPLICATES
 from ..registry.store.record import Cache, Pass
 from .definition import Grid, Option
 from .measure.stopping import Sampling
-from .system import System
+from .system import Changes, System
 
 TEXT = 4 << 20
 """Characters of a plan file."""
@@ -108,6 +108,10 @@ class Worths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     implementations: list[str] = []
     nulls: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.bases:
+            raise ValueError("bases is an empty list, which leaves no step; list a system or more")
+
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The `[program]` table of a captured plan: how long a step took, of which cases have the `calls`."""
@@ -155,6 +159,9 @@ def read(text: str) -> PlanFile:
         raise InputError(f"budget_s is {file.budget_s:g}; above 0.")
     if (count := sum(x.size for table in file.cases for x in table.grids())) > CASES:
         raise InputError(f"its [[cases]] make {count:,} cases; at most {CASES:,}. List fewer values.")
+    names = [x.name for x in file.systems]
+    if twice := next((x for x in names if names.count(x) > 1), None):
+        raise InputError(f"two [[systems]] are named {short(twice)!r}; name one of them otherwise.")
     if not file.cache:
         raise InputError("cache is empty; cold, hot or both.")
     return file
@@ -166,6 +173,7 @@ TABLES: Mapping[str, tuple[str, type[msgspec.Struct]]] = {
     "cases.random": ("random", Drawn),
     "worth": ("[[worth]]", Worths),
     "systems": ("[[systems]]", System),
+    "systems.changes": ("changes", Changes),
     "program": ("[program]", Program),
     "sampling": ("[sampling]", Sampling),
 }
@@ -193,5 +201,5 @@ def _explained(said: str) -> str:
 def _values(kind: Any) -> list[str]:
     """The words that a field's type names."""
     if get_origin(kind) is Literal:
-        return [str(x) for x in get_args(kind)]
+        return [str(x) for x in get_args(kind) if x]
     return [y for x in get_args(kind) for y in _values(x)]

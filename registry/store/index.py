@@ -32,6 +32,8 @@ LAYOUT = 4
 NOISE_SINCE = 1
 """The layout from which on the table of noise is as it is now, and stays when the others are made anew."""
 
+_UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL)
+
 Spreads: TypeAlias = Mapping[Key, Sequence[tuple[float, float]]]
 """Variances by row with their degrees of freedom, as comparisons estimated them, oldest first."""
 
@@ -131,13 +133,13 @@ class Index:
 
     def _write(self, change: Callable[[sqlite3.Connection], None]) -> None:
         """Makes a change whole or not at all; to a copy in memory where the file can only be read, which SQLite
-        says no earlier.
+        says no earlier, or its disk is full.
         """
         try:
             with self._connection:
                 change(self._connection)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+            if error.sqlite_errorcode & 0xFF not in _UNWRITABLE:
                 raise
             copy = sqlite3.connect(":memory:")
             self._connection.backup(copy)

@@ -91,8 +91,7 @@ class Connection:
 
 def resolve(uri: str | None, home: Home) -> str:
     """The URI that counts: given, else MLFLOW_TRACKING_URI, else SQLite in the home."""
-    own = str(home.database.resolve()).replace("%", "%25").replace("?", "%3F")
-    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{own}"
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or _sqlite(home.database.resolve())
     if uri.split(":")[0].split("+")[0] not in _SCHEMES:
         raise InputError(
             f"MLflow URI {shown(uri)!r} is of no use here; use http(s)://SERVER, sqlite:///FILE.db or "
@@ -112,6 +111,8 @@ def connect(uri: str | None, home: Home) -> Connection:
         # Two processes that set up one fresh SQLite file at once destroy each other's migrations.
         with locked(lock), reachable(uri, _FIRST):
             if database is not None:
+                if not _made(database, ours=database == home.database.resolve()):
+                    _make(database)
                 _try(database)
             client = _client(uri)
             found = _experiment(client, os.environ.get("KERNELMARK_EXPERIMENT") or EXPERIMENT, artifacts)
@@ -210,6 +211,40 @@ def _experiment(client: Any, name: str, artifacts: Path | None) -> str:
             f"experiment {name!r} was deleted in MLflow: restore it, or set KERNELMARK_EXPERIMENT to another"
         )
     return str(found.experiment_id)
+
+
+def _made(database: Path, ours: bool) -> bool:
+    """Whether somebody finished making a SQLite file. Of `ours` one without any experiment, MLflow's last step,
+    was left half made; what somebody else's file holds is not asked.
+    """
+    if not database.exists() or (database.is_file() and not database.stat().st_size):
+        return False
+    if not ours:
+        return True
+    with closing(sqlite3.connect(database)) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone():
+            return False
+        return connection.execute("SELECT 1 FROM experiments").fetchone() is not None
+
+
+def _make(database: Path) -> None:
+    """Makes a fresh SQLite file beside and puts it there whole. Of MLflow's fifty migrations a Ctrl-C or a full
+    disk would leave some, and MLflow never gets past those again.
+    """
+    new = database.with_name(f"{database.name}.new")
+    for path in (new, database):  # what was left of it, and the journals that SQLite would play back
+        path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
+    new.unlink(missing_ok=True)
+    try:
+        _client(_sqlite(new.resolve())).search_experiments(max_results=1)
+        new.replace(database)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _sqlite(database: Path) -> str:
+    """The URI of a SQLite file."""
+    return "sqlite:///" + str(database).replace("%", "%25").replace("?", "%3F")
 
 
 def _try(database: Path) -> None:

@@ -43,6 +43,7 @@ _FIELDS: Mapping[str, str] = {
 sorts them by alphabet.
 """
 
+_NAME_LENGTH = 250  # of a run in a server's database; the whole names are tags
 _TAG_LENGTH = 2000  # MLflow cuts longer tags with no more than a warning; the whole reason is in the journal
 _PARAM_LENGTH = 500
 _FAILED = ("incorrect", "out_of_memory", "timeout", "crashed", "error")
@@ -165,7 +166,7 @@ def _entry(journal: Journal, row: Row, start_ms: int) -> Entry:
     return Entry(
         identity="/".join(msgspec.structs.astuple(row.identity)),
         # The implementation first: lists and legends of the UI cut a name after some twenty characters.
-        name=f"{row.implementation}{hot} {row.case} {row.operator}",
+        name=f"{row.implementation}{hot} {row.case} {row.operator}"[:_NAME_LENGTH],
         sha256=hashlib.sha256(said).hexdigest(),
         start_ms=start_ms,
         end_ms=start_ms,

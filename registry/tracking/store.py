@@ -454,8 +454,19 @@ def sync(
             said = f"{path} makes no sense: {type(error).__name__}: {error}"
             out = replace(out, unreadable={**out.unreadable, path.name: said})
         except StoreError as error:
-            if getattr(error.__cause__, "error_code", None) != "INVALID_PARAMETER_VALUE":
+            if (why := _refused(error.__cause__)) is None:
                 raise
-            said = f"{path} is refused by the registry: {error.__cause__}"
-            out = replace(out, unreadable={**out.unreadable, path.name: said})
+            out = replace(
+                out, unreadable={**out.unreadable, path.name: f"{path} is refused by the registry: {why}"}
+            )
     return out
+
+
+def _refused(cause: BaseException | None) -> str | None:
+    """Why a server that answers will not have one run, and others all the same; None for every other failure."""
+    if getattr(getattr(cause, "response", None), "status_code", None) == 413:
+        return "its journal or its report is larger than the server, or a proxy before it, lets in (413)"
+    # The second is of the server's database, which has bounds of its own.
+    if getattr(cause, "error_code", None) in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST"):
+        return " ".join(str(cause).partition("[SQL:")[0].split())  # SQLAlchemy goes on with the whole statement
+    return None

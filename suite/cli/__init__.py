@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -125,9 +125,7 @@ def cli() -> None:
 def run_command(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """Runs a command; an error of ours becomes one message and its exit code, never a traceback."""
     _open_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # an output in ASCII shows ? for what it lacks
-            stream.reconfigure(errors="replace")
+    stdout = sys.stdout
     for number in (signal.SIGTERM, signal.SIGHUP):
         # What was begun is ended in order, as on Ctrl-C. Under nohup the signal is ignored and stays so.
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -142,6 +140,7 @@ def run_command(command: click.Command, arguments: list[str] | None = None) -> N
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
+        _say_whose(error)
         sys.exit(2 if isinstance(error, click.UsageError) else error.exit_code)
     except Ended as error:
         _say("ended by a signal")
@@ -149,9 +148,10 @@ def run_command(command: click.Command, arguments: list[str] | None = None) -> N
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted")
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away: not our failure
-        mute()
-        sys.exit(0)
+    except SystemExit:
+        if sys.stdout is not stdout:  # click's 1 for a pipe that broke, and none of our outputs does
+            _fault(BrokenPipeError("a pipe to another program broke"))
+        raise
     except ModuleNotFoundError as error:
         if (extra := EXTRAS.get((error.name or "").partition(".")[0])) is None:
             _fault(error)
@@ -168,14 +168,47 @@ def run_command(command: click.Command, arguments: list[str] | None = None) -> N
         _fault(error)
 
 
+class _Output(io.FileIO):
+    """A standard output that goes on to nowhere once its reader went away (`| head -1`): a command's exit code is
+    the same whoever reads what it prints.
+    """
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            _nowhere(self.fileno())
+            return super().write(data)
+
+
 def _open_streams() -> None:
     """Python has None for a standard stream that is closed (`>&-`). What is printed then goes nowhere."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             # In this order each gets the number that is free, its own: no journal becomes a child's output.
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - open until we end
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            setattr(sys, name, _output(stream))
+
+
+def _output(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The stream as one whose reader may go away, and which in ASCII shows ? for what it lacks."""
+    raw = getattr(stream.buffer, "raw", stream.buffer)
+    if type(raw) is not io.FileIO:  # in memory, as in tests
+        stream.reconfigure(errors="replace")
+        return stream
+    stream.flush()
+    ours = _Output(raw.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        ours if stream.buffer is raw else io.BufferedWriter(ours),
+        stream.encoding,
+        "replace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def _fault(error: Exception) -> NoReturn:
@@ -206,9 +239,15 @@ def _log(error: Exception) -> str:
 
 
 def mute() -> None:
-    """From now on what is printed goes nowhere: the reader of our output went away, or its disk is full."""
+    """From now on what is printed goes nowhere: the disk of our output is full."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _nowhere(sys.stdout.fileno())
+
+
+def _nowhere(number: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -218,6 +257,16 @@ def _end(number: int, frame: FrameType | None) -> None:
 def _say(message: str) -> None:
     with contextlib.suppress(OSError):
         click.echo(click.style("kernelmark: ", fg="red", bold=True) + lines(message), err=True)
+
+
+def _say_whose(error: click.ClickException) -> None:
+    """Of a value that nobody typed, where it stands."""
+    if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
+        return
+    if error.ctx.get_parameter_source(str(error.param.name)) is click.core.ParameterSource.DEFAULT_MAP:
+        from ...registry.store import settings
+
+        _say(f"{settings.file()} says so in [defaults.{error.ctx.info_name}].")
 
 
 def main() -> NoReturn:

@@ -17,6 +17,7 @@ from . import names
 from .choosing import asked_for, choosing, shared, with_resume
 from .container_options import build_options, options, tell
 from .results import present, writable
+from .values import Memory
 
 if TYPE_CHECKING:
     from ...registry.store.record import Status
@@ -51,8 +52,12 @@ HERE = (
     help="Go on with a run that was interrupted, in the same image.",
 )
 @shared("any_board")
-@click.option("--memory", metavar="SIZE", help="Memory of the container, as 16g; default: no limit.")
-@click.option("--shm-size", default="1g", show_default=True, metavar="SIZE", help="Its shared memory.")
+@click.option(
+    "--memory", type=Memory(), metavar="SIZE", help="Memory of the container, as 16g; default: no limit."
+)
+@click.option(
+    "--shm-size", type=Memory(), default="1g", show_default=True, metavar="SIZE", help="Its shared memory."
+)
 @shared("output", "no_report", "journal_only")
 @build_options
 def command_bench(
@@ -120,8 +125,11 @@ def command_bench(
         _over_siblings(image, gpus, beside, options(**building), home, words)  # type: ignore[arg-type]  # as below
         return
     session = prepare(image, gpus, home, options(**building), tell)  # type: ignore[arg-type]  # click made them
-    for earlier in session.earlier():
-        tell(f"run {earlier}, which an earlier launch had to leave behind, is taken in")
+    earlier = session.earlier()
+    for run in earlier.runs:
+        tell(f"run {run}, which an earlier launch had to leave behind, is taken in")
+    for said in earlier.refused:
+        tell(f"left behind by an earlier launch and not taken in: {said}")
     device = [] if resume is not None else session.arguments()
     tell(f"in image {session.image.name}, {session.image.id}")
     ended, runs = session.measure(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ...registry.errors import InputError, unwritable
+from ...registry.errors import InputError
+from .results import writable_file
 
 if TYPE_CHECKING:
     from ..capture import Call
@@ -56,7 +56,7 @@ def command_capture(
 
     if (trace is None) == (not command):
         raise click.UsageError("give a program, as `-- python FILE …`, or a trace, as `--trace FILE`.")
-    path = _writable(target)
+    path = writable_file(target, "--plan")
     status = 0
     if trace is None:
         seen = Capture()
@@ -71,7 +71,7 @@ def command_capture(
             raise
         click.echo(f"the program failed with status {status}, and there is no plan: {error}", err=True)
         sys.exit(status)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     total = seen.total_ms or 1.0
     attributed = sum(x.ms for x in seen.calls())
     for x in seen.calls():
@@ -85,23 +85,6 @@ def command_capture(
     if status:
         click.echo(f"the program failed with status {status}; the plan has what it called before", err=True)
         sys.exit(status)
-
-
-def _writable(target: Path) -> Path:
-    """The whole path of the plan, which is written when the program has ended, wherever it changed directory to.
-
-    Raises `InputError` where no file can be written there: the program may run for hours.
-    """
-    path = Path(os.path.realpath(target))  # of a link its target, so that no link is deleted below
-    there = path.exists()
-    if path.is_file() or not there:
-        try:
-            path.open("a").close()
-            if not there:
-                path.unlink()
-        except OSError as error:
-            raise unwritable(f"{target} cannot be written", error, "Name another file with --plan.") from None
-    return path
 
 
 def _said(call: Call) -> list[str]:

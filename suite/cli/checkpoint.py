@@ -17,7 +17,7 @@ from .values import Seed
 @click.option("--data", default="corpus", show_default=True, help="corpus, or synthetic, which needs nothing.")
 @click.option("--batch", type=click.IntRange(1), default=16, show_default=True, help="Sequences a step.")
 @click.option("--sequence", type=click.IntRange(4), default=256, show_default=True, help="Bytes a sequence.")
-@click.option("--device", help="cuda or cpu; default: the best one here.")
+@click.option("--device", help="cuda, rocm, xpu, mps or cpu; default: the best one here.")
 @click.option("--seed", type=Seed(), default=0, show_default=True, help="Of weights and order of data.")
 def command_checkpoint(
     model: str, steps: int, data: str, batch: int, sequence: int, device: str | None, seed: int

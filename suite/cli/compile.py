@@ -32,7 +32,7 @@ TOLD = 5
 
 @click.command("compile")
 @choosing(*WHAT)
-@click.option("--device", help="cuda or cpu; default: the best one here.")
+@click.option("--device", help="cuda, rocm, xpu, mps or cpu; default: the best one here.")
 @click.option("--gpus", metavar="0,1", help="GPUs to compile on, as of kernelmark run; the processes share them.")
 @click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the plan, as kernelmark run cuts it.")
 @click.option(

@@ -17,7 +17,7 @@ from . import names
 from .choosing import WHAT, choosing, shared
 from .container_options import build_options, options, tell
 from .results import writable
-from .values import Duration
+from .values import Duration, Memory
 
 
 @click.command("container-cost")
@@ -25,8 +25,12 @@ from .values import Duration
 @click.option("--gpus", metavar="0", help="GPU as nvidia-smi numbers it; default: 0.")
 @choosing(*WHAT)
 @click.option("--budget", type=Duration(), default="30m", show_default=True, help="Time for measuring.")
-@click.option("--memory", metavar="SIZE", help="Memory of the container, as 16g; default: no limit.")
-@click.option("--shm-size", default="1g", show_default=True, metavar="SIZE", help="Its shared memory.")
+@click.option(
+    "--memory", type=Memory(), metavar="SIZE", help="Memory of the container, as 16g; default: no limit."
+)
+@click.option(
+    "--shm-size", type=Memory(), default="1g", show_default=True, metavar="SIZE", help="Its shared memory."
+)
 @shared("seed")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object with a verdict per row.")
 @click.option("--all", "everything", is_flag=True, help="Show unchanged rows too.")

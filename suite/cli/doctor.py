@@ -26,7 +26,7 @@ MARKS = {
 
 
 @click.command("doctor")
-@click.option("--device", help="cuda or cpu; default: the best one here.")
+@click.option("--device", help="cuda, rocm, xpu, mps or cpu; default: the best one here.")
 @click.option(
     "--gpus",
     "world",

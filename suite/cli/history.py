@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...registry.errors import InputError
+from ...registry.errors import InputError, unwritable
 from ...registry.store.home import Home
 from ...registry.store.record import DEVICES
 from .filters import filters
@@ -55,7 +55,7 @@ def command_history(
         try:
             html.write_text(render_history(histories[0]), encoding="utf-8")
         except OSError as error:
-            raise InputError(f"{html} cannot be written: {error.strerror}.") from None
+            raise unwritable(f"{html} cannot be written", error, "Name another file with --html.") from None
     rows = everything or not replace(selection, operators=()).everything
     emit(
         form,

@@ -51,8 +51,7 @@ def build_image(name: str, fresh: bool, **building: Path | str | None) -> None:
     folder = build.checkout()
     image = table.named(folder, name)
     chosen = options(**building, fresh=fresh)  # type: ignore[arg-type]  # click made them
-    if chosen.stand_in is None:
-        _ = image.pinned_base
+    image.base_or(chosen.stand_in)
     built = build.obtain(engine.find(), folder, image, chosen, tell)
     if said := build.remark(built):
         tell(said)

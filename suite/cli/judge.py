@@ -19,7 +19,7 @@ LONGEST = 3600
 @click.command("judge")
 @click.argument("operator", metavar="OPERATOR", shell_complete=operators)
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--device", help="cuda or cpu; default: the best one here.")
+@click.option("--device", help="cuda, rocm, xpu, mps or cpu; default: the best one here.")
 @click.option("--budget", type=click.IntRange(10, LONGEST), default=60, show_default=True, help="Seconds.")
 @click.option("--seed", type=Seed(), help="Of the shapes that are drawn; default: random, and said.")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -60,7 +61,7 @@ def _say(written: Written, folder: Path, command: str) -> None:
     for path in written.files:
         click.echo(f"written   {path}")
     if written.private and folder.resolve() not in [x.folder for x in Catalog.default().roots]:
-        click.echo(f"once      export KERNELMARK_PATH={folder.resolve()}")
+        click.echo(f"once      export KERNELMARK_PATH={shlex.quote(str(folder.resolve()))}")
     click.echo(f"measure   {command}")
     tests = [x for x in written.files if x.name.startswith("test_")]
     if tests:

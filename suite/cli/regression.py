@@ -18,7 +18,7 @@ from ...registry.errors import InputError, KernelmarkError
 from ...registry.figures import counted
 from ...registry.store.home import Home
 from . import names, run_command
-from .results import writable
+from .results import writable, writable_file
 from .values import Duration, Seed, Share
 from .verdicts import Shown, show
 
@@ -134,7 +134,9 @@ _NARROWING = (
         metavar="I/N",
         help="Only the I-th of N parts of the plan, cut by case: both sides of a pair stay on one machine.",
     ),
-    click.option("--device", help="cuda or cpu; default: the best one here, or that of the stored runs."),
+    click.option(
+        "--device", help="cuda, rocm, xpu, mps or cpu; default: the best one here, or that of the stored runs."
+    ),
 )
 _SHOWING = (
     click.option("--all", "everything", is_flag=True, help="Show unchanged rows too."),
@@ -273,6 +275,9 @@ def command(
         seed=secrets.randbits(31) if seed is None else seed,
     )
     asked.refuse()
+    for option, path in (("--markdown", shown.markdown), ("--junit", shown.junit), ("--html", shown.html)):
+        if path is not None:
+            writable_file(path, option)
     home = Home(output)
     report, base, runs = (_of_runs if asked.runs else _of_commits)(asked, narrowed, home)
     show(report, shown)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...registry.errors import InputError
+from ...registry.errors import InputError, unwritable
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal
 from .filters import filters
@@ -97,7 +97,7 @@ def _verifications(journals: Sequence[Journal], home: Home) -> list[Journal]:
 def write_report(
     journals: Sequence[Journal], home: Home, output: Path | None = None, selection: Selection | None = None
 ) -> Path:
-    """Renders and writes the page; returns where it lies. Raises `InputError` if it cannot be written."""
+    """Renders and writes the page; returns where it lies. Raises `KernelmarkError` if it cannot be written."""
     from ...registry.analysis.selection import EVERYTHING
     from ...registry.views.report import render
 
@@ -111,8 +111,7 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"the report cannot be written to {path}: {reason}; name a file with --output.") from None
+        raise unwritable(f"the report cannot be written to {path}", error, "Name a file with --output.") from None
 
 
 def default_name(journals: Sequence[Journal]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ...registry.errors import InputError
+from ...registry.errors import unwritable
 from ...registry.store.home import Home
 from ..catalog import Catalog
 from ..run import fingerprint
@@ -34,9 +34,10 @@ def command_repro(run: str, execute: bool, as_json: bool) -> None:
     if found.plan_file is not None and found.plan_text is not None:
         try:
             found.plan_file.parent.mkdir(parents=True, exist_ok=True)
-            found.plan_file.write_text(found.plan_text)
+            found.plan_file.write_text(found.plan_text, encoding="utf-8")
         except OSError as error:
-            raise InputError(f"the plan cannot be written to {found.plan_file}: {error.strerror}") from None
+            what = f"the plan cannot be written to {found.plan_file}"
+            raise unwritable(what, error, "Choose another folder with KERNELMARK_HOME.") from None
     if as_json:
         import msgspec
 

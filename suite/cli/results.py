@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
-from ...registry.errors import InputError
+from ...registry.errors import KernelmarkError, unwritable
 from ...registry.figures import counted
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal
@@ -17,17 +19,31 @@ from . import mute
 
 
 def writable(home: Home) -> None:
-    """Raises `InputError` if no results can be written there."""
+    """Raises `KernelmarkError` if no results can be written there."""
     try:
         home.journals.mkdir(parents=True, exist_ok=True)
         probe = home.journals / f".probe-{secrets.token_hex(4)}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise InputError(
-            f"results cannot be written to {home.folder}: {error.strerror}. "
-            f"Choose another folder with --output or KERNELMARK_HOME."
-        ) from None
+        instead = "Choose another folder with --output or KERNELMARK_HOME."
+        raise unwritable(f"results cannot be written to {home.folder}", error, instead) from None
+
+
+def writable_file(target: Path, option: str) -> Path:
+    """The whole path of a file that is written at the end of what may run for hours, wherever a program changed
+    directory to by then. Raises `KernelmarkError` where no file can be written there.
+    """
+    path = Path(os.path.realpath(target))  # of a link its target, so that no link is deleted below
+    there = path.exists()
+    if path.is_file() or not there:
+        try:
+            path.open("a").close()
+            if not there:
+                path.unlink()
+        except OSError as error:
+            raise unwritable(f"{target} cannot be written", error, f"Name another file with {option}.") from None
+    return path
 
 
 def present(journal: Journal, home: Home, report: bool) -> None:
@@ -47,7 +63,7 @@ def present(journal: Journal, home: Home, report: bool) -> None:
 
 
 def heard(show: Callable[[], object]) -> None:
-    """Shows something; a reader that went away, or a full disk behind the output, is no failure of the run."""
+    """Shows something; a full disk behind the output is no failure of the run."""
     try:
         show()
         sys.stdout.flush()
@@ -65,7 +81,7 @@ def _report(journal: Journal, home: Home) -> None:
 
     try:
         tell(f"report    {write_report([journal], home)}")
-    except InputError as error:  # no page is no reason to lose the rest
+    except KernelmarkError as error:  # no page is no reason to lose the rest
         tell(f"report    not written: {error}")
 
 
@@ -85,3 +101,5 @@ def _record(journal: Journal, home: Home) -> None:
     look = "; look with: kernelmark ui" if any(x.status == "ok" for x in journal.records) else ""
     for x in done.ingested:
         tell(f"registry  {counted(x.created, 'row')} recorded{look}")
+    for said in done.unreadable.values():
+        tell(f"registry  not filled: {said}", err=True)

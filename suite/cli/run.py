@@ -53,7 +53,7 @@ WRONG: tuple[Status, ...] = ("incorrect", "crashed", "error", "timeout", "out_of
 
 @click.command("run")
 @choosing()
-@click.option("--device", help="cuda or cpu; default: the best one here.")
+@click.option("--device", help="cuda, rocm, xpu, mps or cpu; default: the best one here.")
 @click.option(
     "--gpus",
     metavar="0,1",

@@ -86,6 +86,8 @@ def command_import(
         try:
             done = fill(home, runs)
             links = {x.run: x.deep_link for x in done.ingested}
+            if done.unreadable:
+                note = "\n".join(["not recorded:", *done.unreadable.values()])
         except StoreError as error:
             note = str(error)
     if as_json:

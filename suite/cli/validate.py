@@ -60,6 +60,9 @@ def shown(journal: Journal, as_json: bool = False) -> int:
             click.echo(f"    – {', '.join(names)}: not measured of {plain(x.row.operator)}, and not asked")
     for status, count in apart.items():
         click.echo(f"{counted(count, 'row')} of ours {status} there, and not asked")
+    if not found:
+        click.echo(f"{whole}: run {journal.header.run} has no row of ours")
+        return CODES[whole]
     counts = {name: sum(x.verdict == name for x in found if x.status not in apart) for name in MARKS}
     click.echo(f"{whole}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     return CODES[whole]

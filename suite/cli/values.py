@@ -1,4 +1,4 @@
-"""Values that options take: shares of a whole, lengths of time, seeds, sizes of axes."""
+"""Values that options take: shares of a whole, lengths of time, memory, seeds, sizes of axes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:  # generic in click's types, and not when it runs
     _Value = click.ParamType[float]
     _Number = click.ParamType[int]
     _Axis = click.ParamType[tuple[str, tuple[int, ...]]]
+    _Text = click.ParamType[str]
 else:
-    _Value = _Number = _Axis = click.ParamType
+    _Value = _Number = _Axis = _Text = click.ParamType
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -51,9 +52,22 @@ class Duration(_Value):
         if isinstance(value, float):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value).strip())
-        if found is None:
+        if found is None or not float(found[1]):
             self.fail(f"{str(value)!r} is no length of time: write 600s, 10m or 1.5h.", param, ctx)
         return float(found[1]) * _UNITS[found[2]]
+
+
+class Memory(_Text):
+    """`512m` or `16g`, as Docker takes it: asked here, since the engine is asked after minutes of building."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """As it was written."""
+        text = str(value).strip()
+        if not re.fullmatch(r"(?=[\d.]*[1-9])\d+(\.\d+)?([kmg]b?|b)?", text, re.ASCII | re.IGNORECASE):
+            self.fail(f"{short(text)!r} is no amount of memory: write 512m or 16g.", param, ctx)
+        return text
 
 
 class Seed(_Number):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from ...registry.errors import InputError
+from ...registry.errors import unwritable
 
 if TYPE_CHECKING:
     from ...registry.detection.comparison_report import ComparisonReport
@@ -45,7 +45,7 @@ def show(report: ComparisonReport, asked: Shown) -> None:
             try:
                 path.write_text(render(report), encoding="utf-8")
             except OSError as error:
-                raise InputError(f"{path} cannot be written: {error.strerror}.") from None
+                raise unwritable(f"{path} cannot be written", error, "Name another file.") from None
     if asked.as_json:
         text = msgspec.json.encode(verdict_output.to_json(report))
         click.echo(msgspec.json.format(text, indent=2))

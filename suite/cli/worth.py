@@ -39,7 +39,7 @@ from .values import Seed
 )
 @click.option("--null", "nulls", is_flag=True, help="Exchange each part with itself too: is nothing found?")
 @click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: 5.")
-@click.option("--device", help="cuda or cpu; default: the best one here.")
+@click.option("--device", help="cuda, rocm, xpu, mps or cpu; default: the best one here.")
 @click.option("--seed", type=Seed(), help="Seed of inputs and order; default: random, recorded.")
 @click.option(
     "--explain/--no-explain",

@@ -107,7 +107,7 @@ def obtain(engine: Engine, folder: Path, image: Image, options: Options, tell: C
     """The image as this checkout makes it: the one that is here if nothing it is made of changed, else built."""
     from docker.errors import DockerException, ImageNotFound
 
-    base = options.stand_in or image.pinned_base
+    base = image.base_or(options.stand_in)
     tag = f"{REPOSITORY}:{image.name}-{inputs(folder, image, base)[:12]}"
     try:
         if not options.fresh:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 from ... import suite
 from .build import LABEL
@@ -74,9 +75,15 @@ def bill(session: Session, held: dict[str, Any]) -> dict[str, Any]:
     """The bill of materials of an image that holds this."""
     image = session.image
     distribution = held["distribution"]
-    components = [_component(x, f"pkg:pypi/{x['name'].lower()}@{x['version']}") for x in held["python"]]
+    components = [
+        _component(x, f"pkg:pypi/{quote(x['name'].lower().replace('_', '-'))}@{quote(x['version'], safe=':')}")
+        for x in held["python"]
+    ]
     components += [
-        _component(x, f"pkg:deb/{distribution}/{x['name']}@{x['version']}?arch={x['architecture']}")
+        _component(
+            x,
+            f"pkg:deb/{distribution}/{quote(x['name'])}@{quote(x['version'], safe=':')}?arch={x['architecture']}",
+        )
         for x in held["system"]
     ]
     told = {**image.labels, f"{LABEL}size": str(image.size)}

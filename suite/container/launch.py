@@ -11,7 +11,9 @@ import codecs
 import contextlib
 import io
 import os
+import re
 import secrets
+import shutil
 import signal
 import sys
 import tarfile
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 USER = "10001:10001"
 RESULTS = "/results"
+LEFT = re.compile(r"(journals/(shards/)?[^/]+\.jsonl|logs/[^/]+\.log)")
+"""What is taken of that folder."""
 PASSED = (
     "KERNELMARK_CLOCKS",
     "OMP_NUM_THREADS",
@@ -68,6 +72,7 @@ class Job:
     files: Mapping[str, bytes] = field(default_factory=dict)
     limits: Limits = Limits()
     quiet: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ def _create(engine: Engine, image: Built, job: Job, name: str, owner: str) -> Co
         mem_limit=job.limits.memory,
         memswap_limit=job.limits.memory,
         tty=sys.stdout.isatty(),
-        **confined(engine, image, job.gpus, job.limits.shared_memory),
+        **confined(engine, image, job.gpus, job.limits.shared_memory, job.variables),
     )
 
 
@@ -168,7 +173,7 @@ def confined(
 ) -> dict[str, Any]:
     """What every container that measures is made with: next to no rights, and what says which image it is.
 
-    `marks` say instead which set of images it is one of.
+    `marks` are variables beside: they may say instead which set of images it is one of.
     """
     from docker.types import Ulimit
 
@@ -294,10 +299,24 @@ def collect(engine: Engine, name: str, take: Take) -> None:
                 chunks, _ = container.get_archive(f"{RESULTS}/{part}")
             except NotFound:
                 continue
-            data = io.BytesIO(b"".join(chunks))
-            with tarfile.open(fileobj=data) as archive:
-                archive.extractall(folder, filter="data")
+            unpack(b"".join(chunks), Path(folder))
         take(Path(folder))
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    """Lays the journals and logs of an archive into a folder, and nothing else.
+
+    What ran there may have left links, pipes or devices, which are no results and must keep none from being taken.
+    By hand: Python 3.11 has the filter that refuses them, and with them all the rest, since its fourth patch.
+    """
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for member in archive:
+            source = archive.extractfile(member) if member.isfile() and LEFT.fullmatch(member.name) else None
+            if source is not None:
+                path = folder / member.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with source, open(path, "wb") as file:
+                    shutil.copyfileobj(source, file)
 
 
 def remove(engine: Engine, name: str) -> None:

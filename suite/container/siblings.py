@@ -63,7 +63,7 @@ def held(name: str, sessions: Mapping[str, Session]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kernelmark-"))).resolve()
         for environment, session in sessions.items():
-            python = stack.enter_context(opened(session, (), marks))
+            python = stack.enter_context(opened(session, session.roots, marks))
             lay(folder / f".venv-{environment}", python, contents(session)["python"])
         before = os.environ.get(ENVIRONMENTS)
         os.environ[ENVIRONMENTS] = str(folder)

@@ -58,8 +58,16 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The base as `FROM` takes it. Raises `InputError` where its digest is not known, or a lock could not be
         made.
         """
+        return self.base_or(None)
+
+    def base_or(self, stand_in: str | None) -> str:
+        """The stand-in, else the pinned base. What is installed on either is the same, so a lock that could not be
+        made is in the way of both.
+        """
         if self.lacks:
             raise InputError(f"image {self.name} cannot be built yet: {self.lacks}.")
+        if stand_in is not None:
+            return stand_in
         if not self.digest:
             raise InputError(
                 f"image {self.name}: the digest of its base {self.base} is not known ({self.trust}). `make pin` "

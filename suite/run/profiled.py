@@ -45,7 +45,8 @@ def row_of(journal: Journal, text: str, catalog: Catalog) -> Cell:
     if len(found) != 1:
         if found:
             raise InputError(f"{text!r} names {len(found)} rows: {', '.join(found)}.")
-        raise unknown(f"row of run {journal.header.run}", text, list(cells))
+        near = [name for name in cells if text in name]
+        raise unknown("row", text, near or list(cells))
     return cells[found[0]]
 
 

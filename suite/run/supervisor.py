@@ -302,7 +302,14 @@ class Run:
         elsewhere = "" if self.home.folder == Home().folder else f" --output {shlex.quote(str(self.home.folder))}"
         name = self.name if self.request.shard is None else shlex.quote(str(self.path))
         over = "" if self._board is msgspec.UNSET else " --any-board"
-        return f"kernelmark run --resume {name}{elsewhere}{over}"
+        return f"kernelmark {self._launcher} --resume {name}{elsewhere}{over}"
+
+    @property
+    def _launcher(self) -> str:
+        """What made this run, for the whole of it: here, or in a container of one image."""
+        image = os.environ.get(fingerprint.IMAGE_DIGEST)
+        one = fingerprint.IMAGE_NAME in os.environ and fingerprint.IMAGES not in os.environ
+        return f"bench {image}" if image and one and self.request.shard is None else "run"
 
     @property
     def _header_known(self) -> bool:

@@ -7,8 +7,8 @@ for. Rounding goes in any direction; what such an optimizer makes is all *along*
 models of every family leave .98 to 1.00 of it on average, one step of three left out .65 to .77, biases that are
 not corrected .53 to .68.
 
-Three steps not of experts, whose tokens rounding sends elsewhere, nor of Muon: right steps of both together left .79 once. Nor
-of models whose rounding grows (`_yardstick`).
+Three steps not of experts, whose tokens rounding sends elsewhere, nor of Muon: right steps of both together left
+.79 once. Nor of models whose rounding grows (`_yardstick`).
 """
 
 from __future__ import annotations

@@ -282,6 +282,28 @@ def test_wrong_files(write_root, files, said):
     assert str(error.value).replace(f"{root}/", "").startswith(said)
 
 
+def test_a_wrong_model_is_named_and_not_who_asked_for_it(write_root):
+    root = write_root(models__mine="1 / 0")
+    environment = {**os.environ, "KERNELMARK_PATH": str(root)}
+    command = [sys.executable, "-m", "kernelmark.suite", "list", "train"]  # workloads' files, not yet imported
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    said = f"kernelmark: {root}/models/mine.py cannot be imported: ZeroDivisionError: division by zero\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_kernel_of_another_name_is_said(write_root):
+    root = write_root(operators__triple=NEW_OPERATOR, kernels__triple="def tripel(x):\n    return 3 * x\n")
+    (ours,) = [x for x in Catalog.of(root).of_operator("triple") if x.name == "kernelmark"]
+    with pytest.raises(AttributeError, match="^its file defines no function 'triple'; it has tripel$"):
+        ours.load()
+
+
+def test_a_folder_that_is_named_twice_is_one(write_root, monkeypatch):
+    root = write_root(operators__triple=NEW_OPERATOR)
+    monkeypatch.setenv("KERNELMARK_PATH", f"{root}:{root}/")
+    assert "triple" in Catalog.default().operators
+
+
 def test_wrong_roots(write_root, monkeypatch, tmp_path):
     root = write_root(operators__gelu=NEW_OPERATOR.replace("triple", "gelu"))
     monkeypatch.setenv("KERNELMARK_PATH", str(root))

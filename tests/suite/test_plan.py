@@ -382,6 +382,15 @@ WRONG = {
     "[sampling]\nsamples = 5\n" + case(""): "unknown field `samples` - at `$.sampling`. ",
     case("pass = 'back'"): "Invalid enum value 'back' - at `$.cases[0].pass`. Known: forward, backward, ",
     "[[cases]\n": "not a valid plan: ",
+    "[[systems]]\nname = 'a'\nbase = 'torhc'\n" + case(""): "unknown provider 'torhc'. Did you mean 'torch'?",
+    "[[systems]]\nname = 'a'\n[[systems]]\nname = 'a'\n" + case(""): "two [[systems]] are named 'a'; name one",
+    "[[systems]]\nname = 'a'\nchanges = { optimiser = 'x' }\n"
+    + case(""): "Did you mean `optimizer`? Changes takes model, dtype, ",
+    "[[systems]]\nname = 'a'\nchanges = { dtype = 'fp61' }\n"
+    + case(""): "at `$.systems[0].changes.dtype`. Known: fp16, bf16, fp32, tf32.",
+    "[[worth]]\nmodel = 'gpt2-tiny'\naxes = { B = 1, S = 16 }\nbases = []\n": "bases is an empty list,",
+    "[[worth]]\nmodel = 'gpt2-tiny'\naxes = { B = 1, S = 16 }\nbases = ['torch']\ndtype = 'fp32'\n"
+    "implementations = ['libger']\n": "unknown implementation 'libger'. Did you mean 'liger'? Known: ",
     "[sampling]\nmin_samples = 5\nmax_samples = 4\n"
     + case(""): "min_samples must be at least 1 and at most max_samples",
     "[sampling]\nmin_seconds = 5\nmax_seconds = 4\n" + case(""): "min_seconds must not be negative and at most",

@@ -67,6 +67,8 @@ def test_a_private_operator_and_a_baseline_of_it(new, program, tmp_path):
     code, out, err = new("operator", "swish")
     assert (code, err) == (0, "")
     assert f"export KERNELMARK_PATH={tmp_path / 'mine'}" in out
+    (blank := tmp_path / "a blank").mkdir()
+    assert f"export KERNELMARK_PATH='{blank}'" in new("operator", "swish", "--folder", str(blank))[1]
     shutil.copytree(tmp_path / "mine", tmp_path / "backward")
     differentiable(tmp_path / "backward")
     passes(tmp_path / "mine", "tests/test_swish.py", str(tmp_path / "backward" / "tests" / "test_swish.py"))

@@ -139,6 +139,7 @@ def test_a_plan_names_a_system() -> None:
         ({"implementation": "flash"}, "unknown implementation of attention 'flash'"),
         ({"execution": "fast"}, "not a valid plan"),
         ({"name": "torch"}, "two implementations named 'torch'"),
+        ({"name": "torch"}, "^there would be two .*of torch, which needs no table.*name yours otherwise"),
         ({"name": "Mine!"}, "not a valid plan"),
     ],
 )

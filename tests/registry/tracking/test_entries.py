@@ -26,3 +26,10 @@ def test_a_value_at_a_declared_step_has_a_name_that_mlflow_takes(literal: Any) -
     (found,) = (x.metrics for x in entries(Journal(header, (line,))) if x.tags.get("implementation") == "torch")
     assert found["loss_at_5000/median_bit"] == 1.25
     assert not any("@" in x for x in found)
+
+
+def test_a_name_is_as_long_as_a_servers_database_takes(literal: Any) -> None:
+    record = literal.record("i" * 200, 2.0)
+    line = msgspec.structs.replace(record, case=msgspec.structs.replace(record.case, name="c" * 200))
+    (found,) = entries(literal.journal(line))
+    assert len(found.name) == 250 > len(found.tags["implementation"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.server
 import os
@@ -230,6 +231,37 @@ def test_two_processes_with_one_fresh_database(
         _, errors = process.communicate(timeout=100)
         assert process.returncode == 0, errors
     assert_once(stored(at(home)), 12)
+
+
+def test_a_registry_that_was_left_half_made_is_made_anew(
+    home: Home, make_journal: Callable[..., Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(sqlite3.connect(home.database)) as half, half:  # as a Ctrl-C among MLflow's migrations leaves it
+        half.execute("DELETE FROM experiments")
+        half.execute("DROP TABLE datasets")
+
+    def interrupted(uri: str) -> Any:
+        home.database.with_name(f"{home.database.name}.new").write_text("some of it")
+        raise KeyboardInterrupt
+
+    before = home.database.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr("kernelmark.registry.tracking.connection._client", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Store.open(None, home)
+    assert home.database.read_bytes() == before
+    assert Store.open(None, home).ingest(make_journal(cases=1)).created == 2
+    assert {x.name for x in home.folder.glob(f"{home.database.name}*")} == {"registry.db", "registry.db.lock"}
+
+
+def test_a_database_of_somebody_else_is_never_made_anew(home: Home, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(theirs)) as kept, kept:
+        kept.execute("CREATE TABLE experiments (theirs)")
+    with contextlib.suppress(StoreError):
+        Store.open(f"sqlite:///{theirs}", home)
+    with closing(sqlite3.connect(theirs)) as kept:
+        assert ("theirs",) in kept.execute("SELECT name FROM pragma_table_info('experiments')").fetchall()
 
 
 def test_two_machines_with_one_server(

@@ -9,6 +9,7 @@ from kernelmark.registry.store.journal import encode
 from kernelmark.registry.store.record import Header
 from kernelmark.suite.cli import cli, run_command
 from kernelmark.suite.container.launch import Ended
+from kernelmark.suite.container.session import Taken
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def asked(monkeypatch, tmp_path):
     session = SimpleNamespace(
         image=SimpleNamespace(name="cpu", id="sha256:0"),
         gpus=(),
-        earlier=list,
+        earlier=Taken,
         arguments=lambda: ["--device", "cpu"],
         measure=measure,
     )

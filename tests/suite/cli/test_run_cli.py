@@ -65,6 +65,7 @@ def _no_gpu(monkeypatch):
         (("--axis", "S"), "'S' names no axis and sizes: write S=4096 or S=1024,4096."),
         (("--fail-on", "slow"), "'slow' is not one of"),
         (("--budget", "soon"), "'soon' is no length of time"),
+        (("--budget", "0s"), "'0s' is no length of time"),
         (("--resume", "x", "--seed", "1", "--axis", "S=1"), "leave --axis, --seed out."),
         (
             ("--any-board", "--operator", "gelu"),
@@ -251,6 +252,9 @@ def test_flags_of_the_configuration_file(call, root, plan_file, monkeypatch, tmp
     assert "Nothing was measured." in out
     config.write_text('[defaults.run]\nplan = "standard"\ndry-run = true\ndevice = "cpu"\n')
     assert "plan quick:" in call("run", "--quick", "--operator", "softmax")[1]
+    config.write_text("[defaults.run]\nreplicates = 0\n")
+    assert f"{config} says so in [defaults.run]." in call("run", "--dry-run")[2]
+    assert "says so" not in call("run", "--dry-run", "--replicates", "-1")[2]
 
 
 @pytest.mark.parametrize(
@@ -263,6 +267,21 @@ def test_streams_that_are_closed(arguments, closed, tmp_path):
     environment = {**os.environ, "KERNELMARK_HOME": str(tmp_path / "home")}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (2 if "show" in arguments else 0, "", "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "pipe", "code"),
+    [("--version", "|", 0), ("show x", "2>&1 |", 2), ("completion bash", "|", 0), ("list --json", "|", 0)],
+)
+def test_a_reader_that_went_away_changes_no_exit_code(arguments, pipe, code, unbuffered, tmp_path):
+    program = "from kernelmark.suite.cli import main; main()"
+    command = (
+        f'(sleep 0.5; exec "{sys.executable}" -c "{program}" {arguments}) {pipe} true; exit "${{PIPESTATUS[0]}}"'
+    )
+    environment = {**os.environ, "KERNELMARK_HOME": str(tmp_path / "home"), "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_what_would_be_measured(call, root, plan_file, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,9 +13,10 @@ from click.testing import CliRunner
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.importers.formats import FORMATS
 from kernelmark.registry.store.home import Home
-from kernelmark.registry.store.journal import encode
+from kernelmark.registry.store.journal import Journal, encode
+from kernelmark.registry.store.metric import Metric
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
-from kernelmark.registry.tracking.store import StoreError
+from kernelmark.registry.tracking.store import Ingested, Store, StoreError
 from kernelmark.suite.cli.transfer import command_export, command_import, command_sync
 
 # MLflow 3.17.2 calls what SQLAlchemy 2.1 deprecates: not ours to mend.
@@ -79,6 +81,65 @@ def test_import_then_sync_then_export(journal: Path, tmp_path: Path) -> None:
     assert done.stdout == f"{RUN}: 0 rows recorded, 0 updated, 1 already there\n"
     done = cli.invoke(command_export, ["latest", "--output", str(tmp_path / "out")], catch_exceptions=False)
     assert Path(done.stdout.strip()).name == f"{RUN}.jsonl.gz"
+
+
+def test_import_says_why_the_registry_refuses_a_run(journal: Path) -> None:
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    header = msgspec.structs.replace(HEADER, metrics=(Metric("a//b", "W"),))
+    seen = Measurement({"latency": (0.1,), "a//b": (1.0,)}, "monotonic")
+    journal.write_bytes(encode(header) + encode(msgspec.structs.replace(RECORD, measurement=seen)))
+    done = CliRunner().invoke(command_import, [str(journal)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "imported, 1 row" in done.stdout
+    assert f"{RUN}.jsonl is refused by the registry" in done.stderr
+    assert "a//b/median_W" in done.stderr
+
+
+def of_database(code: int) -> Exception:
+    """What a server answers that its database refused something."""
+    from mlflow.exceptions import MlflowException
+
+    return MlflowException("value too long\nfor it [SQL: INSERT INTO runs …]", code)
+
+
+def of_proxy(status: int) -> Exception:
+    """What a proxy before a server answers."""
+    from requests import HTTPError, Response
+
+    response = Response()
+    response.status_code = status
+    return HTTPError(f"{status} Client Error", response=response)
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "said"),
+    [
+        (of_database, 1000, "is refused by the registry: value too long for it"),
+        (of_database, 1, None),  # INTERNAL_ERROR
+        (of_proxy, 413, "is refused by the registry: its journal or its report is larger than"),
+        (of_proxy, 502, None),
+    ],
+)
+def test_a_run_that_a_server_refuses_is_in_no_others_way(
+    cause: Callable[[int], Exception], code: int, said: str | None, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+
+    def refuse(self: Store, journal: Journal, *_: object) -> Ingested:
+        if journal.header.run == RUN:
+            raise StoreError("it failed") from cause(code)
+        return Ingested(journal.header.run, 1, 0, 0, "")
+
+    cli = CliRunner()
+    cli.invoke(command_import, [str(journal), "--no-sync"], catch_exceptions=False)
+    journal.write_bytes(encode(msgspec.structs.replace(HEADER, run=f"{RUN}-2")) + encode(RECORD))
+    cli.invoke(command_import, [str(journal), "--no-sync"], catch_exceptions=False)
+    monkeypatch.setattr(Store, "ingest", refuse)
+    done = cli.invoke(command_sync, [])
+    assert isinstance(done.exception, StoreError if said is None else InputError)
+    assert (said or "it failed") in str(done.exception)
+    assert "SQL" not in str(done.exception)
+    assert (f"{RUN}-2: 1 row recorded" in done.stdout) is (said is not None)
 
 
 def test_import_without_the_registry(journal: Path) -> None:

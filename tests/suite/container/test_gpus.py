@@ -169,8 +169,9 @@ def test_amds_gpus_are_files_and_their_groups(tmp_path):
     assert found["group_add"] == [str((tmp_path / "kfd").stat().st_gid)]
 
 
-def test_an_image_that_cannot_be_built_says_what_it_lacks(capsys):
+@pytest.mark.parametrize("stand_in", [[], ["--stand-in", "debian:12"]])
+def test_an_image_that_cannot_be_built_says_what_it_lacks(capsys, stand_in):
     with pytest.raises(SystemExit) as ended:
-        cli.run_command(cli.cli, ["bench", "rocm"])
+        cli.run_command(cli.cli, ["bench", "rocm", *stand_in])
     assert ended.value.code == 2
     assert "torch's ROCm wheels have no lock" in " ".join(capsys.readouterr().err.split())

@@ -3,7 +3,9 @@ hold."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +62,20 @@ def test_an_images_environment_takes_the_place_of_ours(monkeypatch: pytest.Monke
     assert environments.interpreter("vllm") is None
     monkeypatch.delenv(siblings.ENVIRONMENTS)
     assert (environments.interpreter("core"), environments.version("core", "click")) == ours
+
+
+def test_containers_of_a_set_see_kernels_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    seen = []
+
+    @contextlib.contextmanager
+    def opened(session, folders, marks):
+        seen.append(folders)
+        yield tmp_path / "python"
+
+    monkeypatch.setattr(siblings, "opened", opened)
+    monkeypatch.setattr(siblings, "contents", lambda session: {"python": []})
+    with siblings.held("cpu", {"core": replace(session("cpu", "a"), roots=(tmp_path,))}):
+        assert seen == [(tmp_path,)]
 
 
 def test_what_a_run_over_a_set_notes_and_how_it_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path):
@@ -145,7 +161,7 @@ def test_an_image_for_gpus_is_looked_into_without_one():
 def test_a_bill_of_materials_names_packages_and_licences():
     held = {
         "distribution": "debian",
-        "python": [{"name": "Click", "version": "8.1", "license": "BSD-3-Clause"}],
+        "python": [{"name": "Click_Plus", "version": "8.1+cpu", "license": "BSD-3-Clause"}],
         "system": [{"name": "g++", "version": "4:12", "architecture": "amd64", "license": ""}],
     }
     found = contents.bill(session("cpu", "a", title="kernelmark cpu", empty=""), held)
@@ -157,12 +173,12 @@ def test_a_bill_of_materials_names_packages_and_licences():
     python, system = found["components"]
     assert python == {
         "type": "library",
-        "name": "Click",
-        "version": "8.1",
-        "purl": "pkg:pypi/click@8.1",
+        "name": "Click_Plus",
+        "version": "8.1+cpu",
+        "purl": "pkg:pypi/click-plus@8.1%2Bcpu",
         "licenses": [{"license": {"name": "BSD-3-Clause"}}],
     }
-    assert (system["purl"], "licenses" in system) == ("pkg:deb/debian/g++@4:12?arch=amd64", False)
+    assert (system["purl"], "licenses" in system) == ("pkg:deb/debian/g%2B%2B@4:12?arch=amd64", False)
 
 
 def test_what_is_asked_of_an_image_runs_here():

@@ -156,6 +156,19 @@ def test_the_command_that_goes_on_is_for_a_shell(make, tmp_path):
     assert shlex.split(run.again)[3] == str(run.path)
 
 
+def test_a_run_in_a_container_goes_on_in_its_image(make, monkeypatch):
+    run = make()
+    monkeypatch.setenv("KERNELMARK_HOME", str(run.home.folder))
+    monkeypatch.setenv(
+        "KERNELMARK_IMAGE_DIGEST", "sha256:0123"
+    )  # a fleet sets this one too, and launches otherwise
+    assert run.again == "kernelmark run --resume 20261121-000000-aaaa"
+    monkeypatch.setenv("KERNELMARK_IMAGE", "cpu")
+    assert run.again == "kernelmark bench sha256:0123 --resume 20261121-000000-aaaa"
+    monkeypatch.setenv("KERNELMARK_IMAGES", "core=sha256:4567 onnx=sha256:89ab")
+    assert run.again == "kernelmark run --resume 20261121-000000-aaaa"
+
+
 def test_a_context_that_breaks_costs_the_cell_that_broke_it(make, tmp_path):
     """The worker says so and leaves; another one takes the rest. A script stands for it: no GPU is here."""
     run = make(N=(16, 32, 64))

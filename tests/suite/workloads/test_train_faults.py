@@ -324,8 +324,8 @@ def test_an_update_that_is_left_out_after_the_first_steps_is_found_in_the_window
             if self.made <= 3:
                 super().update()
 
+    here = bench("llama-tiny", **options)
     with pytest.raises(Incorrect, match="random step of the timed window: along AdamW's update"):
-        here = bench("llama-tiny", **options)
         here.measure(here.trainer(Later))
 
 
