@@ -67,8 +67,8 @@ def exchanged(
     if not sites:
         known = sorted({y for x in every for y in (x.name, x.operator)})
         raise InputError(f"{model.name} has none of the parts {', '.join(parts)}. Known: {', '.join(known)}.")
-    known = {y for x in catalog.implementations for y in (x.name, x.provider)}
-    if absent := next((x for x in implementations if x not in known), None):
+    named = {y for x in catalog.implementations for y in (x.name, x.provider)}
+    if absent := next((x for x in implementations if x not in named), None):
         here = {x.operator for x in sites}
         some = {y for x in catalog.implementations if x.operator in here for y in (x.name, x.provider)}
         raise InputError(f"nothing to exchange in {model.name}: {unknown('implementation', absent, sorted(some))}")
