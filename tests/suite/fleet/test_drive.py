@@ -13,7 +13,7 @@ from kernelmark.registry.errors import HarnessError, InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import encode, read
 from kernelmark.registry.store.record import Case, Footer, Header, Measurement, Record, Request
-from kernelmark.suite.container.session import take
+from kernelmark.suite.container.session import Taken
 from kernelmark.suite.fleet import order as orders
 from kernelmark.suite.fleet.collect import collect, deliveries_of, waiting
 from kernelmark.suite.fleet.delivery import NOTE, Delivery, digest, write
@@ -294,7 +294,9 @@ def test_a_container_brings_its_shard_and_not_the_run_as_it_saw_it(tmp_path):
         path = folder / "journals" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(journal(shard))
-    assert take(folder, home) == [RUN]
+    taken = Taken()
+    taken.take(folder, home)
+    assert (taken.runs, taken.refused) == ([RUN], [])
     assert [x.name for x in home.shards.glob("*.jsonl")] == [f"{RUN}.2-of-3.jsonl"]
 
 
