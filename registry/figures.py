@@ -23,6 +23,18 @@ def ratio(value: float | None) -> str:
     return f"{value:.2f}×" if value < 100 else f"{value:.0f}×"
 
 
+def wide(low: float, high: float) -> bool:
+    """Whether an interval of a ratio says nothing: two noisy replicates give bounds of many digits."""
+    return low <= 0 or high / low > 100
+
+
+def bounds(low: float | None, high: float | None) -> str:
+    """` [0.98, 1.02]` behind a ratio; nothing without an interval."""
+    if low is None or high is None:
+        return ""
+    return " [too noisy]" if wide(low, high) else f" [{low:.2f}, {high:.2f}]"
+
+
 def percent(value: float | None, digits: int = 0) -> str:
     """A fraction as per cent: `83 %`."""
     return DASH if value is None or not math.isfinite(value) else f"{value * 100:.{digits}f} %"

@@ -122,8 +122,7 @@ def _latency(row: Row) -> str:
 
 
 def _speedup(x: Speedup) -> str:
-    bounds = f" [{x.low:.2f}, {x.high:.2f}]" if x.low is not None and x.high is not None else ""
-    return f"{x.value:.2f}x{bounds}"
+    return f"{x.value:.2f}x{figures.bounds(x.low, x.high)}"
 
 
 def _told(

@@ -277,7 +277,7 @@ def render(
         convergence_headings=CONVERGENCE,
         layer_cells=layer_cells,
         excludes_one=excludes_one,
-        wide=_wide,
+        wide=figures.wide,
         releases=releases(),
         incomparable=_incomparable,
         dash=figures.DASH,
@@ -528,11 +528,6 @@ def _shares(seconds: dict[str, float]) -> tuple[Share, ...]:
     if "overhead" in seconds:
         known.append("overhead")
     return tuple(Share(x, seconds[x], seconds[x] / total) for x in known) if total > 0 else ()
-
-
-def _wide(low: float, high: float) -> bool:
-    """Whether an interval says nothing: two noisy replicates give bounds of many digits."""
-    return low <= 0 or high / low > 100
 
 
 def _incomparable(comparison: RunComparison) -> dict[str, Any]:

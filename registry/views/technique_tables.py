@@ -189,8 +189,7 @@ def _program(x: Bought) -> tuple[str, ...]:
 def _speedup(x: Speedup | None) -> str:
     if x is None:
         return figures.DASH
-    bounds = f" [{x.low:.2f}, {x.high:.2f}]" if x.low is not None and x.high is not None else ""
-    return figures.ratio(x.value) + bounds
+    return figures.ratio(x.value) + figures.bounds(x.low, x.high)
 
 
 @dataclass(frozen=True)
