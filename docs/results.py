@@ -813,8 +813,8 @@ def _steps() -> list[str]:
         f"{_where(journal(TRAINED))} Four of six shards, two at a time on two GPUs of one host. What launches "
         f"kernel by kernel waited for the host: by `kernelmark` steps of {accumulated} took {low} to {high} ms, "
         "and such rows say more of the host than of kernels. Graphs and larger steps are the device's. "
-        "`max_autotune` of Llama 1.2B and of GPT-2 at B 8 was interrupted after five and three minutes. Masters "
-        "in fp32, BERT, experts and Mamba-2, of the other two shards, were not run at this commit.",
+        "`max_autotune` of Llama 1.2B and of GPT-2 at B 8 was interrupted while it compiled. Masters in "
+        "fp32, BERT, experts and Mamba-2, of the other two shards, were not run at this commit.",
         _programs(TRAINED, columns),
         "### Some cases, older",
     ]

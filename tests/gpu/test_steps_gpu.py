@@ -107,8 +107,8 @@ def by_number() -> dict[str, float]:
 
 
 def accumulated() -> dict[str, float]:
-    """How far gradients of two steps of three micro-batches in CUDA graphs are from those of PyTorch's eager step,
-    which ends with other weights where one of them is wrong.
+    """How far gradients of the second of two steps are, of three micro-batches each in CUDA graphs, from those of
+    PyTorch's eager step: at other weights where the first step was wrong.
     """
     import torch
     from kernelmark.suite.system import Assembly, System

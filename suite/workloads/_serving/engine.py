@@ -249,7 +249,6 @@ class Engine:
 
     def _graph(self, size: int) -> tuple[Any, Next]:
         """The graph of a step of so many sequences and what it gives, captured when it is first asked for."""
-
         assert self.graphs is not None
         if size not in self.graphs:
             # Capturing runs the step, which changes what is kept: of the row that is nobody's.
