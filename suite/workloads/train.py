@@ -10,6 +10,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import inf
@@ -28,6 +29,7 @@ from ..model import Bound
 from ..system import NO_CHANGES, Assembly
 from ..workload import Workload
 from . import _along as along
+from . import _averaged as averaged
 from . import _coarse_products as coarse_products
 from . import _coarse_states as coarse
 from . import _expected as answer
@@ -277,6 +279,26 @@ def prepare_large(case: Case, session: Session) -> Prepared:
         session.device.release()
 
 
+def prepare_averaged(case: Case, session: Session) -> Prepared:
+    """`prepare` where each rank has sequences of its own: it computes the answer to these."""
+    r = read(case)
+    longest = r.chosen.model.longest(r.chosen.configuration)
+    if longest is not None and longest < r.S:
+        raise NotImplementedError(f"{r.chosen.name} has positions for {longest} tokens, not {r.S}")
+    _fitting(r, session)
+    found = pieces.in_pieces(catalog()) if r.large else catalog()
+    with session.device.growing() if r.large else nullcontext():
+        try:
+            return Prepared(averaged.compute(r, found, session.seed, session.device.torch_device, session.group))
+        finally:
+            session.device.release()
+
+
+def is_averaged(case: Case) -> bool:
+    """Whether ranks compute the answer together: each has sequences of its own, and AdamW steps all weights."""
+    return case.world > 1 and sharing(case) == 1 and not read(case).hidden
+
+
 def sliced(case: Case) -> bool:
     """Whether systems of a case are checked with its model's first layers alone: in one process."""
     r = read(case)
@@ -286,6 +308,8 @@ def sliced(case: Case) -> bool:
 def prepared(case: Case, session: Session) -> Prepared:
     """The answer by the case's optimizer, of what of its model is checked."""
     r = read(case)
+    if is_averaged(case):
+        return prepare_averaged(case, session)
     if r.large:
         return prepare_large(case, session)
     return (prepare_muon if r.hidden else prepare)(case, session)
@@ -614,7 +638,10 @@ class Train(Workload):
         r = read(case)
         chosen, model = r.chosen, r.chosen.model
         own = (model.module, model.weights, repr(chosen.configuration), repr(sorted(model.bounds.items())))
-        if r.large:
+        if is_averaged(case):
+            parts: tuple[object, ...] = (pieces.loss, pieces.update) if r.large else ()
+            how: tuple[object, ...] = (prepare_averaged, averaged.compute, self.measure, *parts, *self.definition)
+        elif r.large:
             parts = (pieces.loss, pieces.update, yardstick.change, yardstick.allowed, yardstick.ROOM)
             how = (prepare_large, self.measure, muon.compute, muon.check_weights, *parts, *self.definition)
         elif r.hidden:

@@ -11,6 +11,7 @@ from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.group import ALONE
 from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.system import Assembly, System
+from kernelmark.suite.workloads import _averaged as averaged
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
 from kernelmark.suite.workloads._hooks import HOOKS
@@ -115,6 +116,58 @@ def test_a_step_can_leave_out_what_is_sent(way):
         assert after > 0
         assert finite
         assert all(gradients.values())
+
+
+def _averaged(group):
+    """What ranks compute of an answer together."""
+    found = averaged.compute(whole_recipe(), train.catalog(), 5, CPU, group)
+    return found.first, found.random, {name: x.clone() for name, x in found.changed.items()}
+
+
+def whole_recipe():
+    """Of two ranks, with two micro-batches each."""
+    case = train.WORKLOAD.case(
+        {"B": 1, "S": 16, "A": 2, "gpus": WORLD}, "fp32", "program", model="llama-tiny", parallel="ddp"
+    )
+    return train.read(train.WORKLOAD.whole(case))
+
+
+def test_ranks_compute_together_what_one_process_computes():
+    """Two micro-batches a rank, as of one process's four; all ranks have the same."""
+    first, second = spread(WORLD, _averaged)
+    one = answer.compute(whole_recipe(), train.catalog(), 5, CPU)
+    for step, wanted in ((first[0], one.first), (first[1], one.random)):
+        assert step.loss == pytest.approx(wanted.loss, rel=1e-5)
+        assert (step.norm, step.mean_square) == pytest.approx((wanted.norm, wanted.mean_square), rel=1e-5)
+        assert step.gradients.keys() == wanted.gradients.keys()
+        for name, x in wanted.gradients.items():
+            torch.testing.assert_close(step.gradients[name], x, rtol=1e-4, atol=1e-6)
+    assert first[2].keys() == one.changed.keys()
+    assert all(torch.equal(x, second[2][name]) for name, x in first[2].items())
+    # Elements whose gradient is next to nothing step by its sign.
+    assert all(float((first[2][name] - x).norm() / x.norm()) < 1e-4 for name, x in one.changed.items())
+
+
+def test_ranks_that_have_a_step_s_tokens_together_compute_all_of_its_answer():
+    def computed(way, **options):
+        case = train.WORKLOAD.case(
+            {"B": 1, "S": 16, "gpus": 2}, "fp32", "program", model="llama-tiny", parallel=way, **options
+        )
+        return train.is_averaged(case), averaged.compute in train.WORKLOAD.computes(case)
+
+    assert computed("ddp") == computed("fsdp2") == (True, True)
+    assert computed("tensor") == computed("context") == computed("ddp", state="muon") == (False, False)
+
+
+def test_gradients_that_ranks_do_not_share_are_no_answer(monkeypatch):
+    """What would hold each rank to its own tokens, as a step without communication is."""
+    monkeypatch.setattr(averaged, "_average", lambda parameter: None)
+    alike = SimpleNamespace(size=2, rank=0, every=lambda x: [x, x + 1])
+    case = train.WORKLOAD.case(
+        {"B": 1, "S": 16, "A": 2, "gpus": 2}, "fp32", "program", model="llama-tiny", parallel="ddp"
+    )
+    with pytest.raises(RuntimeError, match="not the same in all ranks"):
+        averaged.compute(train.read(case), train.catalog(), 5, CPU, alike)
 
 
 def _checked(group, way, wrong):
