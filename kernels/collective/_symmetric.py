@@ -1,15 +1,21 @@
 """Memory that all ranks of a host can read and write, and the flags by which their programs (CTAs) meet in it.
 
-Every rank has a buffer of the same layout, and every rank knows the addresses of all of them: flags first, then
-two halves for data, of which whoever meets its peers at a call's end too needs only one. A call uses the half that
-the call before did not. Before a rank reuses a half it has met the others in the call between: whoever read that
-half has ended the kernel that did. So one meeting a phase is enough and nothing has to be waited for at a call's
-end.
+Every rank has a buffer of the same layout, and every rank knows the addresses of all of them: the call's number
+and flags first, then one or two halves for data.
 
-A flag is the number of a call, which only grows: a program writes it to each peer (release, system scope) and
-waits until all peers' have come to its own memory (acquire, system scope). Programs meet those of the same number,
-so launches on one buffer have one number of programs. The number of the call is in the rank's own buffer and is
-advanced by the kernel: a CUDA graph that is replayed goes on counting.
+The number of the call is in the rank's own buffer and is advanced by the kernel: a CUDA graph that is replayed
+goes on counting. It is there once for each program that a launch may have. A launch of fewer advances all of them,
+so launches on one buffer may differ in their number of programs, as long as all ranks launch the same. The number
+is never 0, which is what memory holds at first.
+
+A flag is the number of a call: a program writes it to each peer (release, system scope) and waits until all peers'
+have come to its own memory (acquire, system scope). Flags are compared by differences, as the number wraps.
+Programs meet those of the same number.
+
+Of two halves a call uses the one that the call before did not. Before a rank uses a half again it has waited, in
+the call between, for something that each peer wrote in that call: whoever read that half has ended the kernel that
+did. So nothing has to be waited for at a call's end. A kernel whose phases guard each other needs one half only,
+and says why.
 
 Multicast and in-switch reduction are not used, ever.
 """
@@ -18,12 +24,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+
+from .._common import assembles
 
 PHASES: tl.constexpr = tl.constexpr(2)
 """Meetings of one call at most."""
@@ -36,6 +45,7 @@ class Symmetric(NamedTuple):
     rank: int
     world: int
     programs: int
+    """Programs of a launch at most."""
     capacity: int
     """Bytes of a half."""
     buffer: torch.Tensor
@@ -70,9 +80,11 @@ def buffer_bytes(world: int, programs: int, size: int, halves: int) -> int:
     return flags_bytes(world, programs) + halves * capacity_for(size, halves)
 
 
-def symmetric(group: Any, device: torch.device, programs: int, size: int, halves: int = 2) -> Symmetric:
-    """The memory of a group for launches of so many programs, with at least `size` bytes a half; with one half,
-    the smallest that is there already.
+def symmetric(
+    group: Any, device: torch.device, programs: int, size: int, halves: int = 2, use: str = ""
+) -> Symmetric:
+    """The memory of a group for launches of so many programs at most, with at least `size` bytes a half; with one
+    half, the smallest that is there already. It is zero at first, and of another `use` it is another.
 
     All ranks must ask for the same in the same order. What is outgrown stays until all is given up (`forget`), as
     a captured graph may use it.
@@ -81,7 +93,7 @@ def symmetric(group: Any, device: torch.device, programs: int, size: int, halves
     import torch.distributed._symmetric_memory as memory
 
     capacity = capacity_for(size, halves)
-    same = group.group_name, device, programs, halves
+    same = group.group_name, device, programs, halves, use
     with _lock:
         enough = [x for (*other, x) in _known if tuple(other) == same and x >= capacity]
         if halves == 1 and enough:
@@ -94,12 +106,41 @@ def symmetric(group: Any, device: torch.device, programs: int, size: int, halves
             raise RuntimeError("symmetric memory is made at the first call, which must be outside of a graph")
         rank, world = dist.get_rank(group), dist.get_world_size(group)
         buffer = memory.empty(buffer_bytes(world, programs, size, halves), dtype=torch.uint8, device=device)
-        buffer[: flags_bytes(world, programs)].zero_()
+        buffer.zero_()
         torch.cuda.synchronize(device)
         handle = memory.rendezvous(buffer, group)
         dist.barrier(group)  # nobody sets a flag that is zeroed afterwards
         peers = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=device)
         return _known.setdefault(key, Symmetric(peers, rank, world, programs, capacity, buffer, handle))
+
+
+_shares_host: dict[str, bool] = {}
+"""Of groups, whether their ranks can have such memory, as all of them have found."""
+
+
+def symmetric_if_any(group: Any, device: torch.device, programs: int, size: int) -> Symmetric | None:
+    """As `symmetric` of one half; None where there is none: of one rank, on a CPU, among several hosts, or without
+    access from each GPU to the others.
+    """
+    if device.type != "cuda" or dist.get_world_size(group) == 1 or not _shares_host.get(group.group_name, True):
+        return None
+    if group.group_name not in _shares_host and not torch.cuda.is_current_stream_capturing():
+        # Not by trying: of some hosts' ranks one would fail while another waits for it.
+        said: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(said, (BOOT.read_text(), _reaches(device)), group)
+        _shares_host[group.group_name] = len({host for host, _ in said}) == 1 and all(able for _, able in said)
+        return symmetric_if_any(group, device, programs, size)
+    return symmetric(group, device, programs, size, halves=1)
+
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""The same in all containers of a host, other than their names."""
+
+
+def _reaches(device: torch.device) -> bool:
+    """Whether a GPU can use the memory of the others that this process sees."""
+    others = [x for x in range(torch.cuda.device_count()) if x != device.index]
+    return all(torch.cuda.can_device_access_peer(device, x) for x in others)
 
 
 def taken(**inputs: Any) -> int:
@@ -130,26 +171,73 @@ def base(peers, rank, like):  # type: ignore[no-untyped-def]  # Triton's types a
 
 
 @triton.jit
-def begin(peers, RANK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The number of this call, from 1 on: the program's own count, advanced."""
-    count = tl.load(peers + RANK).to(tl.pointer_type(tl.int32)) + tl.program_id(0)
-    return tl.atomic_add(count, 1, sem="relaxed") + 1
+def begin(own):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The number of this call, which is never 0, from this rank's buffer. After -1 comes 2, so that halves go on
+    alternating.
+    """
+    call = tl.load(own.to(tl.pointer_type(tl.int32)) + tl.program_id(0)) + 1
+    return tl.where(call == 0, 2, call)
+
+
+@triton.jit
+def end(own, call, PROGRAMS: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Advances the number: the program's own, and of those that this launch does not have its share."""
+    tl.debug_barrier()  # all threads have read it
+    at = tl.program_id(0) + tl.arange(0, PROGRAMS) * tl.num_programs(0)
+    tl.store(own.to(tl.pointer_type(tl.int32)) + at, call, at < PROGRAMS)
+
+
+@triton.constexpr_function
+def _lanes(world):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    return triton.next_power_of_2(world)
 
 
 @triton.jit
 def meet(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    peers, call, PHASE: tl.constexpr, RANK: tl.constexpr, WORLD: tl.constexpr, PHASES: tl.constexpr
+    own,
+    peers,
+    call,
+    PHASE: tl.constexpr,
+    RANK: tl.constexpr,
+    WORLD: tl.constexpr,
+    PHASES: tl.constexpr,
+    PROGRAMS: tl.constexpr,
 ):
     """Waits for the programs of this number in all ranks. What they wrote before is visible after."""
-    programs = tl.num_programs(0)
-    slot = programs + (PHASE * programs + tl.program_id(0)) * WORLD
-    tl.debug_barrier()  # all threads' writes come before one thread's release
-    for peer in tl.static_range(WORLD):
-        theirs = tl.load(peers + peer).to(tl.pointer_type(tl.int32))
-        tl.atomic_xchg(theirs + slot + RANK, call, sem="release", scope="sys")
-    own = tl.load(peers + RANK).to(tl.pointer_type(tl.int32))
-    for peer in tl.static_range(WORLD):
-        # A difference, so that the count may wrap.
-        while tl.atomic_add(own + slot + peer, 0, sem="acquire", scope="sys") - call < 0:
+    slot = PROGRAMS + (PHASE * PROGRAMS + tl.program_id(0)) * WORLD
+    tl.debug_barrier()  # all threads' writes come before the threads' release that follows
+    # A thread for each peer: the fences, which wait for all that was written, do so at the same time.
+    peer = tl.arange(0, _lanes(WORLD))
+    theirs = tl.load(peers + peer, peer < WORLD, 0).to(tl.pointer_type(tl.int32))
+    tl.atomic_xchg(theirs + slot + RANK, call, peer < WORLD, sem="release", scope="sys")
+    flags = own.to(tl.pointer_type(tl.int32)) + slot
+    for rank in tl.static_range(WORLD):
+        _wait(flags + rank, call)
+
+
+@triton.jit
+def _wait(flag, call):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Until the flag has come to this call or beyond: by the difference, so that the number may wrap."""
+    if assembles():
+        # Every thread for itself, which needs no barrier behind it.
+        tl.inline_asm_elementwise(
+            """
+            {
+            .reg .pred before;
+            AGAIN:
+            ld.acquire.sys.global.b32 $0, [$1];
+            sub.s32 $0, $0, $2;
+            setp.lt.s32 before, $0, 0;
+            @before bra AGAIN;
+            }
+            """,
+            "=&r,l,r,~{memory}",
+            [flag.to(tl.int64), call],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        while tl.atomic_add(flag, 0, sem="acquire", scope="sys") - call < 0:
             pass
-    tl.debug_barrier()
+        tl.debug_barrier()

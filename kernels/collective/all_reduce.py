@@ -1,15 +1,23 @@
 """All-reduce among GPUs of one host over peer pointers: one-shot, two-shot, and NCCL for what is large.
 
-* One-shot, for latency: every rank puts its array where all can read it, and every rank adds up all of them. One
-  meeting; (n-1)·S bytes come in over the links.
-* Two-shot, for middle sizes: rank r adds up the r-th chunk of all arrays and writes the sum to every rank. Two
-  meetings; 2·S·(n-1)/n bytes, as a ring has, in two steps and not 2(n-1).
+Ranks write into each other's memory and read their own: what is written needs no answer before the next, what is
+read over a link does.
+
+* One-shot, for latency: every rank sends its array to every other, which adds up all of them. In words that say
+  themselves whether they have come (`_words`): one way over a link, no meeting; 2·(n-1)·S bytes go out.
+* Two-shot in such words: rank r gets the r-th part of all arrays, adds them up and sends the sum to every rank.
+  Two ways; 4·S·(n-1)/n bytes, which of two ranks is no less than one-shot has: not for two.
+* Two-shot in plain bytes, for middle sizes: 2·S·(n-1)/n of them, as a ring has, in two steps and not 2(n-1), and
+  two meetings.
 * Above, links are full either way and NCCL's pipelining wins.
 
-Run on two GPUs of one host; the logic is tested with Triton's interpreter in several processes on shared memory.
+Run on two and four GPUs of one host; the logic is tested with Triton's interpreter in several processes on shared
+memory.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,17 +25,41 @@ import triton
 import triton.language as tl
 
 from .._common import FLOATING, INTERPRETED, cdiv, check, choice
-from ._symmetric import PHASES, Symmetric, base, begin, meet, shares, symmetric
+from ..quantization.gradient_compression import load, store
+from ._symmetric import PHASES, Symmetric, base, begin, end, meet, shares, symmetric
+from ._words import pack, receive, send, unpack
 
+PROGRAMS = 4 if INTERPRETED else 128
+"""Of a launch of words at most: all must be at work at once, one on each of an H200's 132 multiprocessors."""
+PUSHING = 4 if INTERPRETED else 256
+"""Of a launch of plain bytes at most: two of eight warps on each, which have registers for 128 a thread."""
 ONE_SHOT_BYTES = 256 << 10
-"""Up to here one-shot, of four GPUs; more of fewer, as each byte comes from fewer peers."""
-TWO_SHOT_BYTES = 16 << 20
+"""Up to so many that go to peers, (n-1)·S, in one shot of words; of two ranks wherever words pay."""
+WIDE_BYTES = 128 << 10
+"""From an array of more bytes on one shot takes wider tiles."""
+WORDS_BYTES = 1 << 20
+"""Up to here words, beyond it plain bytes."""
+TWO_SHOT_BYTES = 64 << 20
 """Up to here two-shot, beyond it NCCL."""
-FEW, MANY = 8, 64
-"""Programs of a launch up to and above `FEW_BYTES`: more of them share the links better and meet longer."""
-FEW_BYTES = 32 << 10
-BLOCK = 256 if INTERPRETED else 2048
-"""Elements of a tile; 16 bytes a thread of four warps in 16 bits."""
+TURN = 128
+"""Elements of which parts of an array are whole multiples, so that all begin at whole lines."""
+
+
+class Tiles(NamedTuple):
+    """How an array is cut: elements of a tile, which a program of so many warps takes at once."""
+
+    block: int
+    warps: int
+    programs: int = PROGRAMS
+    """At most; of fewer tiles fewer."""
+
+
+ONE_SHOT = Tiles(256, 2) if INTERPRETED else Tiles(512, 4)
+WIDE = Tiles(256, 2) if INTERPRETED else Tiles(2048, 16)
+WORDS = Tiles(256, 2) if INTERPRETED else Tiles(1024, 8)
+"""A pair of words a thread, as a thread waits for one after the other."""
+PUSHED = Tiles(256, 4, PUSHING) if INTERPRETED else Tiles(4096, 8, PUSHING)
+"""Two accesses of 16 bytes a thread under way, in 16 bits."""
 
 
 def all_reduce(x: torch.Tensor, place: str = "out") -> torch.Tensor:
@@ -50,109 +82,337 @@ def all_reduce(x: torch.Tensor, place: str = "out") -> torch.Tensor:
             out.copy_(x)
         dist.all_reduce(out, dist.ReduceOp.AVG if place == "in" else dist.ReduceOp.SUM)
         return out
-    shared = symmetric(group, x.device, FEW if size <= FEW_BYTES else MANY, size)
-    return reduce(x, out, shared, 1.0 / world if place == "in" else 1.0)
+    scale = 1.0 / world if place == "in" else 1.0
+    if size <= one_shot_bytes(world):
+        one_shot(x, out, words_memory(x, group), scale, ONE_SHOT if size <= WIDE_BYTES else WIDE)
+    elif size <= WORDS_BYTES:
+        two_shot_of_words(x, out, words_memory(x, group), scale)
+    else:
+        two_shot(x, out, pushed_memory(x, group), scale)
+    return out
 
 
 shares(all_reduce)
 
 
-def reduce(x: torch.Tensor, out: torch.Tensor, shared: Symmetric, scale: float) -> torch.Tensor:
-    """`out` becomes scale · Σ x over the ranks of `shared`, by the algorithm for its size; `out` may be `x`."""
-    size = x.numel() * x.element_size()
-    kernel = _one_shot if size * shared.world <= 4 * ONE_SHOT_BYTES else _two_shot
-    kernel[(shared.programs,)](
+def words_memory(x: torch.Tensor, group: dist.ProcessGroup) -> Symmetric:
+    """Where words lie: nothing else ever does, as it might pass for a call's number."""
+    return symmetric(group, x.device, PROGRAMS, words_bytes(dist.get_world_size(group)), use="words")
+
+
+def words_bytes(world: int) -> int:
+    """Bytes of a half for either kernel of words and the largest arrays that it gets, their last tiles whole."""
+    tile = 4 * max(ONE_SHOT.block, WIDE.block, WORDS.block)
+    return 2 * world * max(one_shot_bytes(world) + tile, 2 * (WORDS_BYTES // world + tile))
+
+
+def one_shot_bytes(world: int) -> int:
+    """Bytes of the largest array in one shot."""
+    return WORDS_BYTES if world == 2 else ONE_SHOT_BYTES // (world - 1)
+
+
+def pushed_memory(x: torch.Tensor, group: dist.ProcessGroup) -> Symmetric:
+    """What `two_shot` writes to: one half, of two areas."""
+    return symmetric(group, x.device, PUSHING, pushed_bytes(x, dist.get_world_size(group)), halves=1)
+
+
+def pushed_bytes(x: torch.Tensor, world: int) -> int:
+    """Bytes of the areas of `two_shot`."""
+    return 2 * world * part(x.numel(), world) * x.element_size()
+
+
+def part(size: int, world: int) -> int:
+    """Elements of a rank's part of an array, of which the last ones' may be shorter or nothing."""
+    return cdiv(size, world * TURN) * TURN
+
+
+def one_shot(x: torch.Tensor, out: torch.Tensor, shared: Symmetric, scale: float, tiles: Tiles = ONE_SHOT) -> None:
+    """`out` becomes scale · Σ x over the ranks of `shared`; `out` may be `x`."""
+    count = cdiv(x.numel(), tiles.block)
+    _words(_one_shot, x, out, shared, scale, tiles, count)
+
+
+def two_shot_of_words(
+    x: torch.Tensor, out: torch.Tensor, shared: Symmetric, scale: float, tiles: Tiles = WORDS
+) -> None:
+    """As `one_shot`."""
+    count = cdiv(x.numel(), shared.world * tiles.block)
+    _words(_two_shot_of_words, x, out, shared, scale, tiles, count)
+
+
+def _words(
+    kernel: triton.JITFunction,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    shared: Symmetric,
+    scale: float,
+    tiles: Tiles,
+    count: int,
+) -> None:
+    """The launch for `count` tiles a slot."""
+    lanes = 8 // x.element_size()
+    kernel[(min(count, tiles.programs),)](
         x,
         out,
+        shared.buffer,
         shared.peers,
         x.numel(),
-        cdiv(x.numel(), shared.world),
+        count,
+        scale,
+        shared.data // 8,
+        shared.capacity // 8,
+        RANK=shared.rank,
+        WORLD=shared.world,
+        PROGRAMS=shared.programs,
+        PAIRS=tiles.block // lanes,
+        LANES=lanes,
+        num_warps=tiles.warps,
+    )
+
+
+def two_shot(x: torch.Tensor, out: torch.Tensor, shared: Symmetric, scale: float, tiles: Tiles = PUSHED) -> None:
+    """As `one_shot`, in plain bytes; `shared` needs one half."""
+    chunk = part(x.numel(), shared.world)
+    _two_shot[(min(cdiv(chunk, tiles.block), tiles.programs),)](
+        x,
+        out,
+        shared.buffer,
+        shared.peers,
+        x.numel(),
+        chunk,
         scale,
         shared.data // x.element_size(),
-        shared.capacity // x.element_size(),
+        shared.capacity // 2 // x.element_size(),
         RANK=shared.rank,
         WORLD=shared.world,
         PHASES=PHASES,
-        BLOCK=BLOCK,
+        PROGRAMS=shared.programs,
+        BLOCK=tiles.block,
+        num_warps=tiles.warps,
     )
-    return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])  # which decides nothing: fewer kernels to compile
 def _one_shot(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x,
     out,
+    own,
     peers,
     N,
-    chunk,
+    count,
     scale,
     data,
     half,
     RANK: tl.constexpr,
     WORLD: tl.constexpr,
-    PHASES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
-    """Program p takes tiles p, p + programs, … of the array, in every rank the same ones."""
-    call = begin(peers, RANK)
+    """Program p takes tiles p, p + programs, … of the array, in every rank the same ones: it sends its own to all
+    peers and then waits for theirs, which lie in a slot for each rank.
+
+    Tiles are sent whole, whatever is beyond the array's end: whoever waits looks at no end. So every call, however
+    small the array, has program 0 wait for words of each peer, which is what using a half again takes. How an
+    array of another size lay in it does not matter: at every place is 0 or an earlier call's word.
+    In place no element is overwritten before it was sent and read: what is written comes of it.
+    """
+    pair = tl.arange(0, PAIRS)
+    lane = pair[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    at = tl.program_id(0) * (PAIRS * LANES) + lane
+    mine = tl.load(x + at, at < N, 0.0)  # under way while the call's number is
+    call = begin(own)
     first = data + (call & 1) * half
-    own = base(peers, RANK, x) + first
-    step = tl.num_programs(0) * BLOCK
-    for start in range(tl.program_id(0) * BLOCK, N, step):
-        at = start + tl.arange(0, BLOCK)
-        tl.store(own + at, tl.load(x + at, at < N), at < N)
-    meet(peers, call, 0, RANK, WORLD, PHASES)
-    for start in range(tl.program_id(0) * BLOCK, N, step):
-        at = start + tl.arange(0, BLOCK)
-        total = tl.zeros([BLOCK], tl.float32)
-        for peer in tl.static_range(WORLD):  # in the same order in all ranks: they end with the same bits
-            total += tl.load(base(peers, peer, x) + first + at, at < N, 0.0).to(tl.float32)
+    stride = count * (2 * PAIRS)
+    to = first + RANK * stride + 2 * pair
+    _send_tile(mine, to + tl.program_id(0) * (2 * PAIRS), peers, call, RANK, WORLD)
+    for tile in range(tl.program_id(0) + tl.num_programs(0), count, tl.num_programs(0)):
+        at = tile * (PAIRS * LANES) + lane
+        _send_tile(tl.load(x + at, at < N, 0.0), to + tile * (2 * PAIRS), peers, call, RANK, WORLD)
+    slots = _words_of(peers, RANK) + first
+    for tile in range(tl.program_id(0), count, tl.num_programs(0)):
+        at = tile * (PAIRS * LANES) + lane
+        mine = tl.load(x + at, at < N, 0.0)
+        theirs = receive(slots + tile * (2 * PAIRS) + 2 * pair, stride, call, RANK, WORLD)
+        total = _sum(mine, theirs, x, RANK, WORLD)
         tl.store(out + at, (total * scale).to(out.dtype.element_ty), at < N)
+    end(own, call, PROGRAMS)
+
+
+@triton.jit(do_not_specialize=["count"])  # which decides nothing: fewer kernels to compile
+def _two_shot_of_words(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    out,
+    own,
+    peers,
+    N,
+    count,
+    scale,
+    data,
+    half,
+    RANK: tl.constexpr,
+    WORLD: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Program p takes the same ones of the `count` tiles of every rank's part, in every rank.
+
+    A slot for each rank for its summands, and behind these one for each rank for the sums of its part. Halves,
+    ends of arrays and what is in place are as in `_one_shot`.
+    """
+    call = begin(own)
+    first = data + (call & 1) * half
+    stride = count * (2 * PAIRS)
+    pair = tl.arange(0, PAIRS)
+    lane = pair[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    for tile in range(tl.program_id(0), count, tl.num_programs(0)):
+        for turn in tl.static_range(1, WORLD):
+            at = ((RANK + turn) % WORLD * count + tile) * (PAIRS * LANES) + lane
+            low, high = pack(tl.load(x + at, at < N, 0.0))
+            slot = _words_of(peers, (RANK + turn) % WORLD) + first + RANK * stride
+            send(slot + tile * (2 * PAIRS) + 2 * pair, low, high, call)
+    slots = _words_of(peers, RANK) + first
+    for tile in range(tl.program_id(0), count, tl.num_programs(0)):
+        at = (RANK * count + tile) * (PAIRS * LANES) + lane
+        mine = tl.load(x + at, at < N, 0.0)
+        theirs = receive(slots + tile * (2 * PAIRS) + 2 * pair, stride, call, RANK, WORLD)
+        mean = (_sum(mine, theirs, x, RANK, WORLD) * scale).to(x.dtype.element_ty)
+        to = first + (WORLD + RANK) * stride + tile * (2 * PAIRS) + 2 * pair
+        _send_tile(mean, to, peers, call, RANK, WORLD)
+        tl.store(out + at, mean, at < N)
+    slots += WORLD * stride
+    for tile in range(tl.program_id(0), count, tl.num_programs(0)):
+        theirs = receive(slots + tile * (2 * PAIRS) + 2 * pair, stride, call, RANK, WORLD)
+        for i in tl.static_range(WORLD - 1):
+            at = ((i + (i >= RANK)) * count + tile) * (PAIRS * LANES) + lane
+            tl.store(out + at, unpack(theirs[2 * i], theirs[2 * i + 1], out), at < N)
+    end(own, call, PROGRAMS)
+
+
+@triton.jit
+def _send_tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    value, to, peers, call, RANK: tl.constexpr, WORLD: tl.constexpr
+):
+    """To all peers, at the same place in each."""
+    low, high = pack(value)
+    for turn in tl.static_range(1, WORLD):  # all begin at different peers
+        send(_words_of(peers, (RANK + turn) % WORLD) + to, low, high, call)
+
+
+@triton.jit
+def _words_of(peers, rank):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    return tl.multiple_of(tl.load(peers + rank).to(tl.pointer_type(tl.int64)), 128)
+
+
+@triton.jit
+def _sum(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    mine, theirs, like, RANK: tl.constexpr, WORLD: tl.constexpr
+):
+    """In fp32, in the order of ranks in all of them: they end with the same bits."""
+    total = tl.zeros(mine.shape, tl.float32)
+    for rank in tl.static_range(WORLD):
+        if rank == RANK:
+            total += mine.to(tl.float32)
+        elif rank < RANK:
+            total += unpack(theirs[2 * rank], theirs[2 * rank + 1], like).to(tl.float32)
+        else:
+            total += unpack(theirs[2 * rank - 2], theirs[2 * rank - 1], like).to(tl.float32)
+    return total
 
 
 @triton.jit
 def _two_shot(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x,
     out,
+    own,
     peers,
     N,
     chunk,
     scale,
     data,
-    half,
+    area,
     RANK: tl.constexpr,
     WORLD: tl.constexpr,
     PHASES: tl.constexpr,
+    PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program p takes the same tiles of every chunk, in every rank: only programs of one number wait for another.
+    """Program p takes the same tiles of every rank's part, in every rank: only programs of one number wait for
+    another.
 
-    A rank's own chunk of the half is read by nobody but itself after the first meeting, so sums are written where
-    the summands lay: to the RANK-th chunk of every rank's half, after this rank has read all of them there. A
-    peer's RANK-th chunk is read by this rank alone.
+    A rank's memory has two areas, which lie at the same places for arrays of all sizes: in the first a slot for
+    each rank, into which that one writes its summands for this rank's part; in the second the sums of all parts,
+    each written by the rank that has it. One half is enough. The first area is written before the first meeting:
+    whoever read there in the call before did so before the second meeting of that call, in which all programs of
+    this rank were, as that call's kernel has ended. The second is written after the first meeting: whoever read
+    there in the call before has ended that kernel.
+
+    A rank's own part goes nowhere. In place it is overwritten by who has read it, the others' once they were sent.
     """
-    call = begin(peers, RANK)
-    first = data + (call & 1) * half
-    own = base(peers, RANK, x) + first
+    call = begin(own)
     step = tl.num_programs(0) * BLOCK
-    for part in tl.static_range(WORLD):
-        end = tl.minimum((part + 1) * chunk, N)
-        for start in range(part * chunk + tl.program_id(0) * BLOCK, end, step):
-            at = start + tl.arange(0, BLOCK)
-            tl.store(own + at, tl.load(x + at, at < end), at < end)
-    meet(peers, call, 0, RANK, WORLD, PHASES)
-    end = tl.minimum((RANK + 1) * chunk, N)
-    for start in range(RANK * chunk + tl.program_id(0) * BLOCK, end, step):
-        at = start + tl.arange(0, BLOCK)
-        total = tl.zeros([BLOCK], tl.float32)
-        for peer in tl.static_range(WORLD):
-            total += tl.load(base(peers, peer, x) + first + at, at < end, 0.0).to(tl.float32)
-        mean = (total * scale).to(x.dtype.element_ty)
-        for peer in tl.static_range(WORLD):
-            tl.store(base(peers, peer, x) + first + at, mean, at < end)
-    meet(peers, call, 1, RANK, WORLD, PHASES)
-    for part in tl.static_range(WORLD):
-        end = tl.minimum((part + 1) * chunk, N)
-        for start in range(part * chunk + tl.program_id(0) * BLOCK, end, step):
-            at = start + tl.arange(0, BLOCK)
-            tl.store(out + at, tl.load(own + at, at < end), at < end)
+    first = tl.program_id(0) * BLOCK
+    for turn in tl.static_range(1, WORLD):  # all begin at different peers
+        peer = (RANK + turn) % WORLD
+        last = tl.minimum(chunk, N - peer * chunk)
+        slot = base(peers, peer, x) + data + RANK * chunk
+        for start in range(first, last, step):
+            _copy(x + peer * chunk, slot, start, last, BLOCK)
+    meet(own, peers, call, 0, RANK, WORLD, PHASES, PROGRAMS)
+    last = tl.minimum(chunk, N - RANK * chunk)
+    for start in range(first, last, step):
+        if start + BLOCK <= last:
+            _add(x, out, peers, chunk, scale, data, area, start, last, RANK, WORLD, BLOCK, False)
+        else:
+            _add(x, out, peers, chunk, scale, data, area, start, last, RANK, WORLD, BLOCK, True)
+    meet(own, peers, call, 1, RANK, WORLD, PHASES, PROGRAMS)
+    for turn in tl.static_range(1, WORLD):
+        peer = (RANK + turn) % WORLD
+        last = tl.minimum(chunk, N - peer * chunk)
+        sums = base(peers, RANK, x) + data + area + peer * chunk
+        for start in range(first, last, step):
+            _copy(sums, out + peer * chunk, start, last, BLOCK)
+    end(own, call, PROGRAMS)
+
+
+@triton.jit
+def _copy(source, to, start, last, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """A tile. Only a last one masks: a mask at an odd size would split every 16-byte access."""
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= last:
+        tl.store(to + at, tl.load(source + at))
+    else:
+        tl.store(to + at, tl.load(source + at, at < last), at < last)
+
+
+@triton.jit
+def _add(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    out,
+    peers,
+    chunk,
+    scale,
+    data,
+    area,
+    start,
+    last,
+    RANK: tl.constexpr,
+    WORLD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Sums of a tile of this rank's part, in the order of ranks, to every rank."""
+    at = start + tl.arange(0, BLOCK)
+    slots = base(peers, RANK, x) + data
+    total = tl.zeros([BLOCK], tl.float32)
+    for rank in tl.static_range(WORLD):
+        if rank == RANK:
+            total += load(x + RANK * chunk + at, at < last, MASKED).to(tl.float32)
+        else:
+            total += load(slots + rank * chunk + at, at < last, MASKED).to(tl.float32)
+    mean = (total * scale).to(x.dtype.element_ty)
+    for turn in tl.static_range(1, WORLD):
+        sums = base(peers, (RANK + turn) % WORLD, x) + data + area + RANK * chunk
+        store(sums + at, mean, at < last, MASKED)
+    store(out + RANK * chunk + at, mean, at < last, MASKED)

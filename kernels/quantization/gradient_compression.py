@@ -115,7 +115,7 @@ def store(pointer, value, inside, MASKED: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def _quantized(  # type: ignore[no-untyped-def]  # Triton's types are its own
+def quantized(  # type: ignore[no-untyped-def]  # Triton's types are its own
     gradient,
     residual,
     values,
@@ -129,6 +129,7 @@ def _quantized(  # type: ignore[no-untyped-def]  # Triton's types are its own
     GROUP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
+    """Some groups of N elements, at offsets `at` (groups, GROUP) and `group`."""
     total = load(gradient + at, at < N, MASKED).to(tl.float32) + load(residual + at, at < N, MASKED).to(tl.float32)
     there = group * GROUP < N
     largest = tl.maximum(tl.max(tl.abs(total), 1), 1e-30)
@@ -166,9 +167,9 @@ def _quantize(  # type: ignore[no-untyped-def]  # Triton's types are its own
     at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     # Only the last program masks: a mask at an odd size would split every 16-byte access.
     if (first + GROUPS) * GROUP <= N:
-        _quantized(gradient, residual, values, scales, rest, at, group, N, LARGEST, INTEGER, GROUP, False)
+        quantized(gradient, residual, values, scales, rest, at, group, N, LARGEST, INTEGER, GROUP, False)
     else:
-        _quantized(gradient, residual, values, scales, rest, at, group, N, LARGEST, INTEGER, GROUP, True)
+        quantized(gradient, residual, values, scales, rest, at, group, N, LARGEST, INTEGER, GROUP, True)
 
 
 @triton.jit

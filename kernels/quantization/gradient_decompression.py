@@ -38,9 +38,10 @@ def gradient_decompression(
 
 
 @triton.jit
-def _dequantized(  # type: ignore[no-untyped-def]  # Triton's types are its own
+def dequantized(  # type: ignore[no-untyped-def]  # Triton's types are its own
     values, scales, dense, at, group, N, GROUP: tl.constexpr, MASKED: tl.constexpr
 ):
+    """The way back from `quantized`."""
     there = group * GROUP < N
     # The payload has whole groups.
     value = load(values + at, there[:, None], MASKED).to(tl.float32)
@@ -57,9 +58,9 @@ def _dequantize(  # type: ignore[no-untyped-def]  # Triton's types are its own
     group = first + tl.arange(0, GROUPS)
     at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     if (first + GROUPS) * GROUP <= N:
-        _dequantized(values, scales, dense, at, group, N, GROUP, False)
+        dequantized(values, scales, dense, at, group, N, GROUP, False)
     else:
-        _dequantized(values, scales, dense, at, group, N, GROUP, True)
+        dequantized(values, scales, dense, at, group, N, GROUP, True)
 
 
 @triton.jit

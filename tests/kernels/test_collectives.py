@@ -11,7 +11,7 @@ from kernelmark.baselines import torch_distributed
 from kernelmark.kernels.collective import all_reduce as module
 from kernelmark.kernels.collective import peer_copy
 from kernelmark.kernels.collective._symmetric import Symmetric, flags_bytes
-from kernelmark.kernels.collective.all_reduce_quantized import all_reduce_quantized
+from kernelmark.kernels.collective.all_reduce_quantized import all_reduce_quantized, pushed
 from kernelmark.kernels.cpu.all_reduce_quantized import all_reduce_quantized as on_cpu
 from kernelmark.kernels.quantization.gradient_compression import GROUP
 from kernelmark.suite.measure.device import Cpu
@@ -23,14 +23,18 @@ from kernelmark.suite.operators import all_gather, reduce_scatter
 
 from ..ranks import spread
 
-PROGRAMS = 2
-CAPACITY = 1 << 14
+PROGRAMS = 4
+CAPACITY = 1 << 16
+NUMBER = 2**32 - 3
+"""Of the call before the first, in 32 bits: they wrap while a test runs."""
 
 
-def shared_memory(world):
+def shared_memory(world, number=0):
     """Buffers that forked processes share, at the same addresses in all of them."""
     size = flags_bytes(world, PROGRAMS) + 2 * CAPACITY
     buffers = [torch.zeros(size, dtype=torch.uint8).share_memory_() for _ in range(world)]
+    for x in buffers:
+        x[: flags_bytes(world, PROGRAMS)].view(torch.int32)[:].fill_(number - (number >> 31 << 32))
     return buffers, torch.tensor([x.data_ptr() for x in buffers])
 
 
@@ -38,28 +42,59 @@ def array(rank, call, size, dtype):
     return torch.randn(size, generator=torch.Generator().manual_seed(100 * call + rank)).to(dtype)
 
 
-def _reduced(group, buffers, peers, sizes, dtype, scale):
-    shared = Symmetric(peers, group.rank, group.size, PROGRAMS, CAPACITY, buffers[group.rank], None)
+def _reduced(group, reduce, halves, buffers, peers, sizes, dtype, scale):
+    """Of arrays that lie one element further each time, in place and beside."""
+    capacity = CAPACITY * 2 // halves
+    shared = Symmetric(peers, group.rank, group.size, PROGRAMS, capacity, buffers[group.rank], None)
     found = []
     for call, size in enumerate(sizes):
-        x = array(group.rank, call, size, dtype)
+        whole = torch.full((size + 9,), 7.0, dtype=dtype)
+        x = whole[call % 8 :][:size]
+        x.copy_(array(group.rank, call, size, dtype))
         out = x if call % 2 else torch.empty_like(x)
-        found.append(module.reduce(x, out, shared, scale).float())
+        reduce(x, out, shared, scale)
+        assert (whole[: call % 8] == 7).all()
+        assert (whole[call % 8 + size :] == 7).all()
+        if not call % 2:
+            assert torch.equal(x, array(group.rank, call, size, dtype))
+        found.append(out.float())
     return found
 
 
-@pytest.mark.parametrize(("world", "two_shot"), [(2, False), (3, True)])
-def test_all_reduce_over_peers_memory(world, two_shot, monkeypatch):
-    """Calls after one another, of sizes that end within a tile and within a chunk, in place and out of place."""
-    if two_shot:
-        monkeypatch.setattr(module, "ONE_SHOT_BYTES", 0)
-    sizes, dtype = (1, 700, 1031), torch.float32
-    found = spread(world, _reduced, *shared_memory(world), sizes, dtype, 0.5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    ("reduce", "halves"),
+    [
+        (module.one_shot, 2),
+        (module.two_shot_of_words, 2),
+        (module.two_shot, 1),
+    ],
+    ids=["one_shot", "two_shot_of_words", "two_shot"],
+)
+def test_all_reduce_over_peers_memory(reduce, halves, world, dtype):
+    """Calls after one another on one buffer, of sizes that end within a word, a tile and a part, and of more tiles
+    than programs; the calls' number wraps.
+    """
+    sizes = (1, 700, 2077, 3, 1031, 256)
+    found = spread(world, _reduced, reduce, halves, *shared_memory(world, NUMBER), sizes, dtype, 0.5)
     for call, size in enumerate(sizes):
         total = sum(array(rank, call, size, dtype).float() for rank in range(world)) * 0.5
         for rank in range(world):
             assert torch.equal(found[rank][call], found[0][call])
-            torch.testing.assert_close(found[rank][call], total)
+            torch.testing.assert_close(found[rank][call], total.to(dtype).float())
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize("width", [2, 4])
+def test_words_of_the_largest_arrays_fit(world, width):
+    """Twice their bytes, in whole tiles: a slot for each rank, and of two shots two."""
+    least = module.words_bytes(world)
+    size = module.one_shot_bytes(world) // width
+    for tiles in (module.ONE_SHOT, module.WIDE):
+        assert world * 2 * width * -(-size // tiles.block) * tiles.block <= least
+    size = module.WORDS_BYTES // width
+    assert 2 * world * 2 * width * -(-size // (world * module.WORDS.block)) * module.WORDS.block <= least
 
 
 def _steps(group, function, size, steps, scheme="int8"):
@@ -92,6 +127,34 @@ def test_what_eight_bits_lose_comes_back(function, scheme, least, most):
     error = float((wire - exact).norm() / exact.norm())
     assert least < error < most
     assert all(torch.equal(x[3], found[0][3]) for x in found)
+
+
+def _quantized_both_ways(group, buffers, peers, sizes, dtype, scheme):
+    """Results and residuals over peers' memory and by collectives, of calls after one another on one buffer, which
+    `all_reduce` uses in between.
+    """
+    shared = Symmetric(peers, group.rank, group.size, PROGRAMS, 2 * CAPACITY, buffers[group.rank], None)
+    same = []
+    for call, size in enumerate(sizes):
+        x = array(group.rank, call, size, dtype)
+        rest = array(group.rank, call + 50, size, torch.float32)
+        kept = x.clone(), rest.clone()
+        ours, theirs = pushed(x, rest, shared, scheme), all_reduce_quantized(x, rest, scheme)
+        total, plain = torch.empty_like(x), x.to(torch.float32, copy=True)
+        module.two_shot(x, total, shared, 1.0)
+        torch.distributed.all_reduce(plain)
+        torch.testing.assert_close(total, plain.to(dtype))
+        same += [torch.equal(a, b) for a, b in (*zip(ours, theirs, strict=True), (x, kept[0]), (rest, kept[1]))]
+    return same
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+@pytest.mark.parametrize(("world", "dtype"), [(2, torch.float32), (3, torch.float16)])
+def test_over_peers_memory_eight_bits_are_the_same(world, dtype, scheme):
+    """To the bit, of sizes that end within a tile and of more tiles than programs."""
+    sizes = [GROUP * world * groups for groups in (1, 19, 4, 3)]
+    found = spread(world, _quantized_both_ways, *shared_memory(world, NUMBER), sizes, dtype, scheme)
+    assert found == [[True] * 4 * len(sizes)] * world
 
 
 @pytest.mark.parametrize(("scheme", "step"), [("int8", 2e-2), ("fp8", 0.25)])
