@@ -31,7 +31,7 @@ def page(predicted: Iterable[Prediction], even: Iterable[BreakEven], links: Mapp
     blocks: list[Block] = []
     for world, link in sorted(links.items()):
         rate = f"{link.beta / 1e6:.4g} GB/s" if link.beta < SEEN else "no time for a byte that could be seen"
-        blocks.append(line(f"all-reduce on {world} GPUs: {link.alpha_ms * 1e3:.3g} µs a step, {rate}"))
+        blocks.append(line(f"all-reduce on {world} GPUs: {link.alpha_ms * 1e3:.3g} µs a call, {rate}"))
     if predicted := list(predicted):
         table = _table("PREDICTION, not measured: steps on more GPUs", HEADINGS)
         for x in sorted(predicted, key=lambda x: (x.row.case, x.row.implementation, x.world)):

@@ -158,12 +158,19 @@ def test_a_link_is_found_again():
     ("times", "alpha", "beta"),
     [
         ([(1e6, 0.05), (1e8, 10.0)], 0.0, 5e8 / 30),  # more than in proportion to the bytes
-        ([(1e3, 1.0), (1e6, 0.8)], 2.25 / 2.5625 / 2, 1e300),  # less for more of them
+        ([(1e3, 1.0), (1e6, 0.8)], 2.25 / 2.5625, 1e300),  # less for more of them
     ],
 )
 def test_a_link_without_a_time_of_one_kind_has_the_other_fitted_alone(times, alpha, beta):
     found = fitted(times, 2)
     assert (found.alpha_ms, found.beta) == (pytest.approx(alpha), pytest.approx(beta))
+
+
+def test_what_nccl_took_over_two_gpus_says_what_it_takes_over_four():
+    """Bytes and ms of `20261129-200344-b173`, in place. Of large arrays four have more links than it uses of two."""
+    link = fitted([(1 << 22, 0.0396976), (1 << 26, 0.251968), (1 << 28, 0.899456)], 2)
+    assert link.all_reduce_ms(1 << 22, 4) == pytest.approx(0.0464448, rel=0.03)
+    assert link.all_reduce_ms(1 << 26, 4) == pytest.approx(0.32736, rel=0.12)
 
 
 @pytest.mark.parametrize("compute", [30.0, 900.0])
