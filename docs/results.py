@@ -26,7 +26,7 @@ from _page import placed
 from kernelmark.registry import figures
 from kernelmark.registry.analysis.repeated import said
 from kernelmark.registry.analysis.rows import Row, rows
-from kernelmark.registry.analysis.scaling import efficiencies
+from kernelmark.registry.analysis.scaling import efficiencies, predictions
 from kernelmark.registry.analysis.statistics import geometric_mean
 from kernelmark.registry.analysis.worth import Worth, worths
 from kernelmark.registry.detection.arms import arms
@@ -96,9 +96,18 @@ GRAPHED = ("train-llama-graph", "train-gpt2-graphs", "precision-1b")
 WORTH = "worth-gpt2"
 TRUTHS = ("truth/worth-1", "truth/worth-2")
 """An exchange for PyTorch's own norm with a delay before it, on two hosts."""
-COLLECTIVES = "20261123-083309-0796"
-CONTEXT_TODAY = "20261123-083128-c3eb"
-DATA_PARALLEL = "20261123-083345-765e"
+COLLECTIVES = "20261129-200344-b173"
+CONTEXT_PARALLEL = ("20261129-200512-b75a", "20261129-194037-95da", "20261123-083128-c3eb")
+"""Over four GPUs, over two, and over two before."""
+CONTEXT_LONG = "20261129-193511-5b25"
+"""One GPU, a million tokens."""
+DATA_PARALLEL = "20261129-194715-adf6"
+DATA_PARALLEL_ALONE = "20261129-193510-43e3"
+"""8 B parameters on one GPU of another host."""
+ACCUMULATED = "20261129-193611-0eca"
+"""Micro-batches and Muon in graphs."""
+PRECISION_8B_GRAPHS = "20261129-193511-a701"
+"""8 B parameters in 8 bits by graphs."""
 SIDE_BY_SIDE = ("parallel-alone", "20261123-083626-f895")
 """One plan cut over two GPUs: one after the other, and both at once."""
 DECODE = (
@@ -258,6 +267,8 @@ def page() -> str:
         *_every("Precisions of 8 B parameters, as far as they came", PRECISION_8B),
         "All rows in 8 bits were refused for gradients of queries and keys, most likely for what rounding alone "
         "makes of them in so many layers ([the bound](training.md#precision)).",
+        *_every("8 B parameters in 8 bits by graphs", PRECISION_8B_GRAPHS),
+        "Refused for a gradient of keys likewise, ours in graphs as torchao's.",
         *_worth(),
         *_truth(),
         *_host(),
@@ -810,12 +821,16 @@ def _steps() -> list[str]:
         "One replicate each, so no intervals: rows that lie within some per cent are not told apart. MFU and "
         "limit are [the model's](models.md).",
         "### Plan `train`, as far as it came",
-        f"{_where(journal(TRAINED))} Four of six shards, two at a time on two GPUs of one host. What launches "
-        f"kernel by kernel waited for the host: by `kernelmark` steps of {accumulated} took {low} to {high} ms, "
+        f"{_where(journal(TRAINED))} Four of six shards, two at a time on two GPUs of one host, and as far as "
+        "they came the others on two of another. What launches kernel by kernel waited for the first host: by "
+        f"`kernelmark` steps of {accumulated} took {low} to {high} ms, "
         "and such rows say more of the host than of kernels. Graphs and larger steps are the device's. "
         "`max_autotune` of Llama 1.2B and of GPT-2 at B 8 was interrupted while it compiled. Masters in "
-        "fp32, BERT, experts and Mamba-2, of the other two shards, were not run at this commit.",
-        _programs(TRAINED, columns),
+        "fp32 and experts were not reached at this commit.",
+        _programs(TRAINED, columns, failed=True),
+        "### Micro-batches and Muon in graphs",
+        _where(journal(ACCUMULATED)),
+        _programs(ACCUMULATED, columns),
         "### Some cases, older",
     ]
     for run in STEPS:
@@ -1026,6 +1041,7 @@ def _collectives() -> list[str]:
         lines.append(
             [
                 f"`{x.operator}`",
+                str(x.axes["gpus"]),
                 str(x.options.get("place") or x.options.get("pattern") or ""),
                 figures.size(2 * x.axes["N"]),
                 figures.number(ms),
@@ -1035,80 +1051,122 @@ def _collectives() -> list[str]:
                 _ratio(_value(nccl) / ms),
             ]
         )
-    head = ["operator", "", "of bf16", "ms", "GB/s", "best other", "× best other", "× NCCL, NVLS off"]
+    head = ["operator", "GPUs", "", "of bf16", "ms", "GB/s", "best other", "× best other", "× NCCL, NVLS off"]
     return [
-        "## Collectives over two GPUs",
+        "## Collectives over two and four GPUs",
         f"{_where(journal(COLLECTIVES))} GB/s is `busbw`, of copies the rate of the link. Beside "
         "`all_reduce_quantized` (int8) stands `all_reduce` in bf16 of the same size. vLLM's all-reduce was not "
-        "installed. Ours has no `reduce_scatter` and no `all_to_all`.",
+        "installed. Out of place NCCL's and torch's two-shot copy the array first, which is in their time.",
         _table(head, lines),
     ]
 
 
 def _context() -> list[str]:
     """Context parallel attention: efficiency, and against each peer."""
+    parts = ["## Context parallel attention over two and four GPUs"]
+    for run in CONTEXT_PARALLEL:
+        parts += [_where(journal(run)), _context_of(run)]
+    (one,) = rows_of(CONTEXT_LONG)
+    return [
+        *parts,
+        "Causal, 32 heads, 8 key heads, D 128. Efficiency is T₁ / (P·T_P). Over four GPUs T₁ is the slowest one's "
+        "of four that each computed the whole at once; over two it is one of them. Above 100 % several did not "
+        "run in the same power state as the one: nearly all rows were throttled. *Exposed* is what a call took "
+        "longer than one that sends nothing. `×` is the peer's time over ours; torch's is its context parallel "
+        f"attention by cuDNN. One GPU took {figures.number(_value(one) / 1e3)} s for {one.axes['S']:,} tokens "
+        f"(`{CONTEXT_LONG}`), of one sample as above 512 k; four were not reached.",
+    ]
+
+
+def _context_of(run: str) -> str:
+    """The table of one run."""
     times = {
-        (x.axes["S"], x.pass_, x.implementation): _value(x) for x in rows_of(CONTEXT_TODAY) if x.axes.get("gpus")
+        (x.axes["S"], x.axes["gpus"], x.pass_, x.implementation): _value(x)
+        for x in rows_of(run)
+        if x.axes.get("gpus") and x.value() is not None
     }
     peers = ("context_parallel_allgather", "context_parallel_alltoall", "ulysses")
     lines = []
-    for x in efficiencies(rows_of(CONTEXT_TODAY)):
-        if x.row.provider != PROVIDER:
+    for x in efficiencies(rows_of(run)):
+        if x.row.implementation != PROVIDER:
             continue
-        at = x.row.axes["S"], x.row.pass_
+        at = x.row.axes["S"], x.world, x.row.pass_
         versus = [_ratio(times[(*at, y)] / x.value if (*at, y) in times else None) for y in peers]
         passes = x.row.pass_.replace("_", " and ")
-        one, two = figures.number(x.alone), figures.number(x.value)
-        lines.append([f"{at[0]:,}", passes, one, two, figures.percent(x.efficiency, 1), *versus])
-    lines.sort(key=lambda x: (x[1], int(x[0].replace(",", ""))))
+        exposed = figures.number(x.row.value("exposed_communication"), 3)
+        one, several = figures.number(x.alone), figures.number(x.value)
+        told = [
+            f"{at[0]:,}",
+            passes,
+            str(x.world),
+            one,
+            several,
+            figures.percent(x.efficiency, 1),
+            exposed,
+            *versus,
+        ]
+        lines.append((x.row.pass_, *at, told))
     head = [
         "S",
         "pass",
+        "GPUs",
         "one GPU, ms",
-        "two, ms",
+        "several, ms",
         "efficiency",
+        "exposed, ms",
         "× torch, allgather",
         "× torch, alltoall",
         "× Ulysses",
     ]
-    return [
-        "## Context parallel attention over two GPUs",
-        f"{_where(journal(CONTEXT_TODAY))} Causal, 32 heads, 8 key heads, D 128. Efficiency is T₁ / (2·T₂); T₁ "
-        "is ours, on one of the two GPUs. Above 100 % the two did not run in the same power state as the one: "
-        "nearly all rows were throttled. `×` is the peer's time over ours; torch's is its context parallel "
-        "attention by cuDNN.",
-        _table(head, lines),
-    ]
+    return _table(head, [x[-1] for x in sorted(lines)])
 
 
 def _data_parallel() -> list[str]:
-    """Steps over two GPUs, each with its own tokens."""
+    """Steps over several GPUs, each with its own tokens."""
     lines = []
-    for x in efficiencies(rows_of(DATA_PARALLEL)):
+    for x in efficiencies((*rows_of(DATA_PARALLEL), *rows_of(DATA_PARALLEL_ALONE))):
         own = x.row.value("exposed_communication")
-        lines.append(
-            [
-                x.row.case,
-                f"`{x.row.implementation}`",
-                x.kind,
-                figures.number(x.alone),
-                figures.number(x.value),
-                figures.percent(x.efficiency, 1),
-                figures.number(own, 3),
-                figures.number(x.row.value("tokens_per_s"), 6),
-            ]
-        )
+        told = [
+            x.row.case,
+            f"`{x.row.implementation}`",
+            str(x.world),
+            figures.number(x.alone),
+            figures.number(x.value),
+            figures.percent(x.efficiency, 1),
+            figures.number(own, 3),
+            figures.number(x.row.value("tokens_per_s"), 5),
+        ]
+        lines.append((str(x.row.options["model"]), str(x.row.options["parallel"]), x.world, x.value, told))
     head = [
         "case",
         "implementation",
-        "scaling",
+        "GPUs",
         "one GPU, ms",
-        "two, ms",
+        "several, ms",
         "efficiency",
         "exposed ms",
         "tokens/s a GPU",
     ]
-    return ["## Training over two GPUs", _where(journal(DATA_PARALLEL)), _table(head, lines)]
+    predicted = [
+        [
+            x.row.case,
+            figures.number(x.ms),
+            figures.number(x.seen_ms),
+            figures.change(x.off + 1),
+        ]
+        for x in predictions(journal(DATA_PARALLEL), (4,))
+        if x.off is not None
+    ]
+    return [
+        "## Training over two and four GPUs",
+        f"{_where(journal(DATA_PARALLEL))} Weak scaling, against the best correct system of one GPU; of 8 B that "
+        f"is one of another host (`{DATA_PARALLEL_ALONE}`). *Exposed* is the step's time less that of one that "
+        "sends nothing.",
+        _table(head, [x[-1] for x in sorted(lines)]),
+        "What `kernelmark predict` makes of the steps of one and two GPUs and of all-reduces over two, beside "
+        "what four took:",
+        _table(["from", "predicted for four, ms", "measured, ms", "off"], predicted),
+    ]
 
 
 def _side_by_side_gpus() -> list[str]:

@@ -8,7 +8,7 @@ from kernelmark.registry.store.metric import LATENCY, Metric
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
 
 NVLINK = Link(0.004, 350e6)
-"""4 µs a step, 350 GB/s."""
+"""4 µs a call, 350 GB/s."""
 COMPUTE, BUCKETS = 30.0, (25e6,) * 40
 HIDES = 2.0
 """ms of communication that are hidden."""

@@ -5,7 +5,8 @@
 * Weak: as much work for each GPU (a program whose GPUs have tokens of their own). E = T₁ / T_P. Strong beside it,
   where the run has one GPU with the tokens of all.
 * Prediction: a step takes what it computes plus what communication is left when as much of it is hidden as was
-  before. Collectives take α and 1/β a byte (Hockney 1994), fitted to the run's own all-reduces. A prediction is no row, and stands beside what was measured where that is known.
+  before. Collectives take α and 1/β a byte (Hockney 1994), fitted to the run's own all-reduces. A prediction is no
+  row, and stands beside what was measured where that is known.
 """
 
 from __future__ import annotations
@@ -185,8 +186,8 @@ class Link:
         """Time of an all-reduce of `size` bytes over so many GPUs of a host: α, and 2(n-1)/n of the bytes a link.
 
         One α, not one a step of a ring: of a small array a launch and its ranks' meeting take most, whatever their
-        number. NCCL took 39 µs for 4 MiB over two H200 and 46 over four (`20261129-200344-b173`), where steps would
-        have made 97 of it.
+        number. NCCL took 39 µs for 4 MiB over two H200 and 46 over four (`20261129-200344-b173`), where steps
+        would have made 97 of it.
         """
         return self.alpha_ms + 2 * (world - 1) / world * size / self.beta
 

@@ -167,7 +167,7 @@ def test_a_link_without_a_time_of_one_kind_has_the_other_fitted_alone(times, alp
 
 
 def test_what_nccl_took_over_two_gpus_says_what_it_takes_over_four():
-    """Bytes and ms of `20261129-200344-b173`, in place. Of large arrays four have more links than it uses of two."""
+    """Bytes and ms of `20261129-200344-b173`, in place. Of large arrays it makes more of four GPUs' links."""
     link = fitted([(1 << 22, 0.0396976), (1 << 26, 0.251968), (1 << 28, 0.899456)], 2)
     assert link.all_reduce_ms(1 << 22, 4) == pytest.approx(0.0464448, rel=0.03)
     assert link.all_reduce_ms(1 << 26, 4) == pytest.approx(0.32736, rel=0.12)
