@@ -90,6 +90,8 @@ FEW_ROWS = "20261123-081856-bbe4"
 ONNX = "20261123-215820-10ba"
 TRAINED = "train-h200"
 """Plan `train` in six shards, each to be gone on with."""
+OTHER_SHARDS = ("train-bert", "train-mamba2")
+"""Of the same plan, at another commit."""
 STEPS = ("train-llama", "train-gpt2", "scaling-gpt2", "precision-gpt2")
 GRAPHED = ("train-llama-graph", "train-gpt2-graphs", "precision-1b")
 """Training steps on a host whose cores compiled something else at the same time."""
@@ -821,13 +823,16 @@ def _steps() -> list[str]:
         "One replicate each, so no intervals: rows that lie within some per cent are not told apart. MFU and "
         "limit are [the model's](models.md).",
         "### Plan `train`, as far as it came",
-        f"{_where(journal(TRAINED))} Four of six shards, two at a time on two GPUs of one host, and as far as "
-        "they came the others on two of another. What launches kernel by kernel waited for the first host: by "
+        f"{_where(journal(TRAINED))} Four of six shards, two at a time on two GPUs of one host. What launches "
+        "kernel by kernel waited for the host: by "
         f"`kernelmark` steps of {accumulated} took {low} to {high} ms, "
         "and such rows say more of the host than of kernels. Graphs and larger steps are the device's. "
         "`max_autotune` of Llama 1.2B and of GPT-2 at B 8 was interrupted while it compiled. Masters in "
-        "fp32 and experts were not reached at this commit.",
-        _programs(TRAINED, columns, failed=True),
+        "fp32, BERT, experts and Mamba-2, of the other two shards, were not run at this commit.",
+        _programs(TRAINED, columns),
+        "### BERT and Mamba-2",
+        "The first rows of the other two shards, at another commit.",
+        *(x for run in OTHER_SHARDS for x in (_where(journal(run)), _programs(run, columns, failed=True))),
         "### Micro-batches and Muon in graphs",
         _where(journal(ACCUMULATED)),
         _programs(ACCUMULATED, columns),

@@ -49,6 +49,8 @@ class Task(msgspec.Struct, frozen=True):
     """For a cell; the supervisor's, whose own clock ends what does not end by itself."""
     compiles: bool = False
     """Whether each cell is built and called once, and nothing is checked or timed (`compiling`)."""
+    harness: str = ""
+    """The code that asks (`own_code`); empty: nobody wants to know."""
     token: str = ""
     """Stands before every message on the pipe; what an implementation prints there has none."""
 

@@ -48,7 +48,7 @@ from ..environments import interpreter
 from ..estimate import estimate
 from ..measure.ranks import LOOPBACK, NO_MULTICAST, START_S
 from ..plan import NOTHING, Cell, Plan, order, parameters
-from . import fingerprint
+from . import fingerprint, own_code
 from .conversation import PROGRAM, Conversation, OutOfTurn
 from .forkserver import ForkServers
 from .listener import Listener, Silent, Unbroken
@@ -430,6 +430,7 @@ class Run:
                 scratch=str((self.home.scratch / self.path.stem).resolve()),
                 world=self._world,
                 deadline_s=self.plan.deadline_s,
+                harness=own_code.digest(),
                 token=secrets.token_hex(16),
             )
             before = len(left)

@@ -48,6 +48,7 @@ from ..measure.verify import Incorrect, Unavailable
 from ..measure.workbench import Workbench, seed_of
 from ..operator import Operator
 from ..workload import Workload
+from . import own_code
 from .messages import RANKS, CeilingDone, Done, Facts, Message, Result, Stage, Task, TaskCell
 
 STARTER = "KERNELMARK_STARTER"
@@ -517,6 +518,8 @@ def main(pipe: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the supervisor, which ends us in order
     tell_when_ended()  # asked to end before we are done, which is when we are late
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    if reason := own_code.other(task.harness):
+        sys.exit(reason)
     send = _sender(os.fdopen(pipe, "wb"), task.token.encode())
     task = msgspec.structs.replace(task, token="")
     send(Stage("start"))

@@ -134,6 +134,16 @@ def test_a_worker_that_cannot_start(make, tmp_path, monkeypatch, script, said):
     assert Home(run.home.folder).runs() == []  # an empty journal would be in the way of `show latest`
 
 
+def test_another_kernelmark_measures_nothing(make, monkeypatch):
+    """An environment has a kernelmark of its own, which may be another commit's."""
+    monkeypatch.setattr(supervisor.own_code, "digest", lambda: "another's")
+    run = make()
+    with pytest.raises(HarnessError, match="the worker could not start") as error:
+        run.execute()
+    assert "is not what the run began with: install that one here" in str(error.value)
+    assert Home(run.home.folder).runs() == []
+
+
 def test_a_worker_that_ends_between_cells_for_ever_is_not_started_for_ever(make, tmp_path, monkeypatch):
     facts = json.dumps({"message": "facts", "conditions": {"threads": 1}})
     python = tmp_path / "python"
