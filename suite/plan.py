@@ -18,6 +18,7 @@ import msgspec
 
 from ..registry.errors import InputError, short, unknown
 from ..registry.store.record import (
+    GPUS,
     Cache,
     Case,
     DeviceKind,
@@ -186,11 +187,14 @@ class Plan:
     def at(
         self, axes: Mapping[str, Sequence[int]], dtypes: Sequence[str], passes: Sequence[Pass], catalog: Catalog
     ) -> Plan:
-        """The same plan at these sizes, dtypes and passes in place of its own; what is not given stays.
+        """The same plan at these sizes, dtypes and passes in place of its own; what is not given stays. Numbers of
+        GPUs replace none: a case takes as many as it is for, and stays if that is one of them.
 
         Operators that have not all of these axes, none of the dtypes or none of the passes are left out. Raises
         `InputError` if none is left.
         """
+        if worlds := axes.get(GPUS):
+            return self._on(worlds).at({k: x for k, x in axes.items() if k != GPUS}, dtypes, passes, catalog)
         if not axes and not dtypes and not passes:
             return self
         cases: dict[str, Case] = {}
@@ -213,6 +217,16 @@ class Plan:
                 f"no operator of plan {self.name!r} can be measured at {', '.join(asked)}; {self._sizes(catalog)}."
             )
         return replace(self, cases=tuple(cases.values()), only=only, models={}, calls={})
+
+    def _on(self, worlds: Sequence[int]) -> Plan:
+        """The same plan with its cases of so many GPUs alone."""
+        cases = tuple(x for x in self.cases if x.world in worlds)
+        if not cases:
+            asked = ", ".join(map(str, worlds))
+            there = ", ".join(map(str, sorted({x.world for x in self.cases})))
+            raise InputError(f"plan {self.name!r} has no case of {asked} GPUs; it has cases of {there}.")
+        names = {x.full_name for x in cases}
+        return replace(self, cases=cases, only={k: x for k, x in self.only.items() if k in names})
 
     def _sizes(self, catalog: Catalog) -> str:
         """What its operator can be measured at, or, of several, what tells."""

@@ -44,7 +44,8 @@ _CHOICE = {
         "axes",
         multiple=True,
         type=AxisSizes(),
-        help="At these sizes in place of the plan's: S=1024,4096; repeatable. Operators without it are left out.",
+        help="At these sizes in place of the plan's: S=1024,4096; repeatable. Operators without it are left out. "
+        "gpus=2,4: the plan's cases of so many GPUs alone.",
     ),
     "dtypes": click.option(
         "--dtype", "dtypes", multiple=True, help="In this dtype in place of the plan's; repeatable."

@@ -522,6 +522,21 @@ def test_a_plan_at_other_sizes_dtypes_and_passes():
     assert narrowed.only == {"rms_norm/B1-S16-D64-bf16-forward": ("torch",)}
 
 
+def test_a_plan_s_cases_of_some_numbers_of_gpus():
+    """They are not put on others: an array is cut for as many, and a step says by what way they share it."""
+    catalog = Catalog.default()
+    cut = plans.load("distributed-train-4", catalog, "cuda")
+    four = cut.at({"gpus": [4]}, [], [], catalog)
+    assert 0 < len(four.cases) < len(cut.cases)
+    assert {x.world for x in four.cases} == {4}
+    assert four.only == {x.full_name: cut.only[x.full_name] for x in four.cases}
+    assert {x.world for x in cut.at({"gpus": [1, 2]}, [], [], catalog).cases} == {1, 2}
+    both = cut.at({"gpus": [4], "S": [1024]}, [], [], catalog)
+    assert {(x.operator, x.world, x.axes["S"]) for x in both.cases} == {("train", 4, 1024)}
+    with pytest.raises(InputError, match=r"has no case of 3, 8 GPUs; it has cases of 1, 2, 4\."):
+        cut.at({"gpus": [3, 8]}, [], [], catalog)
+
+
 def test_a_plan_may_state_its_time():
     text = '[[cases]]\noperator = "rms_norm"\naxes = {B = 1, S = 8, D = 64}\n'
     assert plans.parse(f"budget_s = 300\n{text}", "mine", Catalog.default()).budget_s == 300
