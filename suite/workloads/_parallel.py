@@ -23,6 +23,8 @@ class Parallel(Protocol):
     """Whether forward and backward can be one CUDA graph."""
     divided: bool
     """Whether the ranks share one step's tokens; else each has as many of its own."""
+    replicated: bool
+    """Whether every rank has all of each gradient, as all others have it: an update may clip by their norm."""
 
     def share(self, batch: torch.Tensor) -> torch.Tensor:
         """Of all ranks' tokens or targets (A, B, S) those of this one."""
@@ -80,6 +82,7 @@ class Single:
 
     captured = True
     divided = False
+    replicated = True
     gradients: Literal["as they are", "rounded", "approximated"] = "as they are"
 
     @property
@@ -175,6 +178,7 @@ class Fsdp2(Single):
     """
 
     captured = False
+    replicated = False
 
     def __init__(self) -> None:
         self._module: Any = None

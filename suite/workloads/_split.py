@@ -38,6 +38,7 @@ class TensorParallel(Single):
 
     captured = False
     divided = True
+    replicated = False
 
     def __init__(self, world: int) -> None:
         self._world = world

@@ -101,7 +101,7 @@ class PartsTrainer:
         """How its layers multiply; there once it is built."""
         self._update: Callable[..., Any] | None = None
         self._clipping_update: Callable[..., Any] | None = None
-        """An update that clips too: of one process, with states on the device, where the recipe clips."""
+        """An update that clips too: where the recipe clips, of states on the device and whole gradients."""
         self._norm: Any = None
         """Of the gradients that the last one clipped, on the device, until they are asked for."""
         self._loss: Callable[..., Any] | None = None
@@ -183,7 +183,7 @@ class PartsTrainer:
                     seconds[i] = seconds[i].new_empty(0)
         else:
             self.host = self.on_host(device)
-        if r.clip and self._alone:
+        if r.clip and self.host is None and self.parallel.replicated:
             self._clipping_update = getattr(self._update, "clipped", None)
         self._loss = self._executed()
 

@@ -17,6 +17,7 @@ from kernelmark.suite.workloads import train
 from kernelmark.suite.workloads._hooks import HOOKS
 from kernelmark.suite.workloads._parallel import Ddp, Fsdp2
 from kernelmark.suite.workloads._split import DIVIDED
+from kernelmark.suite.workloads._trainer import PartsTrainer
 
 from ...ranks import Sent, spread
 
@@ -86,6 +87,48 @@ def test_ranks_learn_what_one_process_learns(way, alone):
     told = EXCHANGED.get(way, ())
     assert found[0][2] == found[1][2]
     assert found[0][2][-len(told) :] == told if way == "context" else found[0][2][: len(told)] == told
+
+
+class Clipping(PartsTrainer):
+    """Of an AdamW that clips, and counts how often it did."""
+
+    def optimizer(self, device):
+        adamw = super().optimizer(device)
+        self.clips = 0
+
+        def clipped(grads, max_norm, **given):
+            self.clips += 1
+            norm = torch.nn.utils.get_total_norm(grads)
+            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+            adamw(grads=[x * scale for x in grads], **given)
+            return norm
+
+        def update(**given):
+            adamw(**given)
+
+        update.clipped = clipped
+        return update
+
+
+def _clips(group, way):
+    """Steps whose update clips, where it may; how often it did."""
+    case, plain, batches = made(group.size, way)
+    trainer = Clipping(train.read(case), Assembly(SYSTEM, train.catalog()), plain.parallel)
+    trainer.load(answer.initial(train.read(train.WORKLOAD.whole(case)), 5, CPU))
+    found = [float(trainer.step(*map(trainer.parallel.share, batches.draw(step)))) for step in range(STEPS)]
+    gradients = sum(float(x.double().square().sum()) for x in trainer.gradients().values()) ** 0.5
+    return found, trainer.clips, gradients
+
+
+@pytest.mark.parametrize(("way", "clips"), [("ddp", STEPS), ("ddp_int8", STEPS), ("fsdp2", 0), ("tensor", 0)])
+def test_an_update_clips_what_every_rank_has_whole(way, clips, alone):
+    """Of parts of gradients each rank would know its own norm alone."""
+    first, second = spread(WORLD, _clips, way)
+    assert (first[1], second[1]) == (clips, clips)
+    assert first[2] == pytest.approx(second[2], rel=1e-6)
+    assert first[2] == pytest.approx(1.0, rel=1e-5)  # clipped, by either
+    together = [(x + y) / 2 for x, y in zip(first[0], second[0], strict=True)]
+    assert together == pytest.approx(alone[0][:STEPS], rel=1e-2 if way == "ddp_int8" else 1e-5)
 
 
 def _silent(group, way):
