@@ -212,8 +212,10 @@ def rows(journal: Journal, beside: bool = True) -> tuple[Row, ...]:
     return tuple(sorted(by_own_limits(over_links(out)) if beside else out, key=_sort_key))
 
 
-LINK, BUS = "link_rate", "busbw"
-"""What a GPU receives of others by copy engines, and what a link carries at least of a collective, in GB/s."""
+LINK, WIRE, BUS = "link_rate", "wire", "busbw"
+"""What a GPU receives of others by copy engines; what a link carries at least of a collective that sends fewer
+bytes than its array has, and of any other; in GB/s.
+"""
 
 
 def over_links(found: Sequence[Row]) -> list[Row]:
@@ -227,7 +229,8 @@ def over_links(found: Sequence[Row]) -> list[Row]:
             rates[world] = max(rate.value, rates.get(world, 0.0))
 
     def limited(row: Row) -> Row:
-        own, ms = row.metrics.get(LINK) or row.metrics.get(BUS), row.value()
+        own = next((row.metrics[x] for x in (LINK, WIRE, BUS) if x in row.metrics), None)
+        ms = row.value()
         if own is None or ms is None or row.axes.get(GPUS, 1) == 1:
             return row
         best = rates.get(row.axes[GPUS])

@@ -32,6 +32,13 @@ BUSBW = Metric(
     "(n-1)/n of the others (nccl-tests).",
 )
 
+WIRE = Metric(
+    "wire",
+    "GB/s",
+    better="higher",
+    about="busbw of the bytes that are sent, where these are fewer than the array's: what the link carried.",
+)
+
 SUMS = {
     "bf16": Tolerance(norm=8e-3, absolute=5e-2, relative=3e-2),
     "fp16": Tolerance(norm=1e-3, absolute=8e-3, relative=4e-3),
@@ -61,8 +68,12 @@ def share_of(case: Case, axis: str) -> int:
     return whole // world
 
 
-def rates(trips: int) -> Mapping[Metric, Callable[[Case, float], float]]:
-    """algbw and busbw of a collective that sends every byte so many times."""
+def rates(
+    trips: int, sent: Callable[[Case], float] | None = None
+) -> Mapping[Metric, Callable[[Case, float], float]]:
+    """algbw and busbw of a collective that sends every byte so many times; of one that sends fewer bytes than the
+    array has, their share is `sent`, and what the link carries stands beside.
+    """
 
     def algbw(case: Case, milliseconds: float) -> float:
         return size(case) / milliseconds / 1e6
@@ -70,7 +81,9 @@ def rates(trips: int) -> Mapping[Metric, Callable[[Case, float], float]]:
     def busbw(case: Case, milliseconds: float) -> float:
         return algbw(case, milliseconds) * trips * (case.world - 1) / case.world
 
-    return {ALGBW: algbw, BUSBW: busbw}
+    if sent is None:
+        return {ALGBW: algbw, BUSBW: busbw}
+    return {ALGBW: algbw, BUSBW: busbw, WIRE: lambda case, milliseconds: busbw(case, milliseconds) * sent(case)}
 
 
 def row(whole: torch.Tensor, case: Case, rank: int) -> torch.Tensor:

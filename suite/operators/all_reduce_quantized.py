@@ -10,11 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...registry.store.record import Case
-from ..operator import Inputs, Operator, Sharding, Tolerance, torch_dtype
+from ..operator import BYTES, Inputs, Operator, Sharding, Tolerance, torch_dtype
 from ._collective import AXES, rates, row, rows, size
 
 if TYPE_CHECKING:
     import torch
+
+GROUP = 128
+"""Elements of a byte each that have one scale of four."""
 
 ROUNDING = Tolerance(norm=0.02, absolute=0.1, relative=0.02)
 """Of int8 with a scale for 128 elements, twice: 0.0064 of a normal distribution's deviation each."""
@@ -72,7 +75,7 @@ OPERATOR = Operator(
     flops=lambda case: 0,
     tolerances=dict.fromkeys(("bf16", "fp16", "fp32"), ROUNDING),
     tolerances_of={("scheme", "fp8"): dict.fromkeys(("bf16", "fp16", "fp32"), ROUNDING_FP8)},
-    rates=rates(2),
+    rates=rates(2, sent=lambda case: (1 + 4 / GROUP) / BYTES[case.dtype]),
     sharding=Sharding(split=row, join=rows, part=part),
     # `reference` took `scheme`, which changes nothing of it.
     continues={"cb53840933aa": "ca4feb375746"},

@@ -45,3 +45,13 @@ def test_cuts_are_of_the_plans_and_of_four_gpus(name):
     assert {x.full_name for x in cut.cases} <= whole
     assert max(x.world for x in cut.cases) == 4
     assert cut.replicates == 1
+
+
+def test_what_is_sent_in_fewer_bytes_is_held_to_these():
+    """Int8 with a scale of four bytes for 128 elements: 33 bytes for 64 of bf16, and for 128 of fp32."""
+    operator = Catalog.default().operator("all_reduce_quantized")
+    for dtype, share in (("bf16", 33 / 64), ("fp32", 33 / 128)):
+        case = operator.case({"N": 1 << 20, "gpus": 4}, dtype, "forward")
+        found = {metric.name: rate(case, 0.5) for metric, rate in operator.rates.items()}
+        assert found["busbw"] == pytest.approx(1.5 * found["algbw"])
+        assert found["wire"] == pytest.approx(share * found["busbw"])

@@ -61,6 +61,7 @@ def test_the_limit_of_a_collective_is_the_link() -> None:
                 row("reduce", 4.0, busbw=300.0),
                 row("reduce", 3.0, busbw=410.0),
                 row("reduce", 5.0, world=4, busbw=300.0),
+                row("rounded", 2.5, busbw=500.0, wire=250.0),
                 row("product", 6.0),
             ]
         )
@@ -70,6 +71,7 @@ def test_the_limit_of_a_collective_is_the_link() -> None:
     assert [found[f"reduce-{x}"].above_limit for x in (4.0, 3.0, 5.0)] == [False, True, None]
     assert (found["reduce-5.0"].limit, found["reduce-5.0"].fraction_of_limit) == (None, None)
     assert found["product-6.0"].limit == 0.1
+    assert (found["rounded-2.5"].fraction_of_limit, found["rounded-2.5"].above_limit) == (0.625, False)
 
 
 # --- ceilings -----------------------------------------------------------------------------------------
