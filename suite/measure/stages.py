@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -278,7 +279,7 @@ class Trial:
         group = self.bench.group
         if fresh is not None:
             fresh.start(self.sampling.min_samples)
-        watch = Watch(self.device.nvml)
+        watch = Watch(self.device.nvml, own=group.every(os.getpid()))
         watch.read()
         samples: list[float] = []
         begin = time.monotonic()

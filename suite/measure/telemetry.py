@@ -6,9 +6,10 @@ Every call may fail alone (a field that this board lacks, a deprecated getter): 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -217,10 +218,24 @@ class Counter:
         self._last = now_s, millijoules
 
 
-class Watch:
-    """Collects readings over one measurement. Without NVML it collects nothing."""
+def strangers(seen: Sequence[int], own: Collection[int]) -> int:
+    """How many processes on a GPU are not the case's. Ranks open their peers' GPUs too.
 
-    def __init__(self, nvml: Nvml | None, clock: Callable[[], float] = time.monotonic) -> None:
+    Within a container they have other numbers than the driver's: then as many are ours as there are.
+    """
+    if any(x in own for x in seen):
+        return sum(x not in own for x in seen)
+    return max(0, len(seen) - len(own))
+
+
+class Watch:
+    """Collects readings over one measurement. Without NVML it collects nothing. `own` are the case's processes,
+    by number; by default this one.
+    """
+
+    def __init__(
+        self, nvml: Nvml | None, clock: Callable[[], float] = time.monotonic, own: Collection[int] = ()
+    ) -> None:
         self._nvml = nvml
         self._clock = clock
         self._sm: list[int] = []
@@ -235,9 +250,8 @@ class Watch:
         self._begin_s: float | None = None
         self._settled = False
         self.throttled: list[int] = []
-        # Our own process is one of them, though within a container it has another number there.
         found = nvml.get("ComputeRunningProcesses") if nvml is not None else None
-        self._others = max(0, len(found) - 1) if found is not None else 0
+        self._others = strangers([getattr(x, "pid", 0) for x in found or ()], own or (os.getpid(),))
 
     def company(self) -> tuple[str, ...]:
         """A remark where other processes had the GPU open as sampling began."""

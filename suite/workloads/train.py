@@ -7,6 +7,7 @@ window, and the weights after three steps.
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -512,7 +513,7 @@ class Program:
         from ..measure.telemetry import Watch
 
         sampling = self.session.sampling
-        watch = Watch(self.session.device.nvml)
+        watch = Watch(self.session.device.nvml, own=self.group.every(os.getpid()))
         self._forget_peaks()
 
         def check(step: Any) -> float:

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 from kernelmark.registry.store.record import Telemetry
 from kernelmark.suite.measure import telemetry
-from kernelmark.suite.measure.telemetry import Nvml, Watch, close
+from kernelmark.suite.measure.telemetry import Nvml, Watch, close, strangers
 
 
 def test_a_watch_collects_extremes_and_reasons(nvml):
@@ -105,6 +105,21 @@ def test_open(monkeypatch):
 
     monkeypatch.setattr(pynvml, "nvmlInit", fails)
     assert Nvml.open() is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "own", "others"),
+    [
+        ([71], [71], 0),
+        ([71, 72, 73], [71, 72], 1),  # of ranks, each of which opens its peers' GPUs
+        ([72], [71, 72], 0),
+        ([9071, 9072, 9073], [1, 2], 1),  # a container's numbers
+        ([9071], [1, 2, 3], 0),
+        ([], [71], 0),
+    ],
+)
+def test_ranks_of_a_case_are_no_strangers(seen, own, others):
+    assert strangers(seen, own) == others
 
 
 @pytest.mark.parametrize(
