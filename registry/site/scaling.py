@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -14,8 +14,7 @@ from ..store.record import GPUS, Key
 from ..views.canvas import Canvas, linear_axis, log_axis
 from ..views.charts import WIDTH
 from ..views.lines import Plot
-from ..views.looks import palette
-from ..views.serving import Picture
+from ..views.looks import Series, palette
 from .facts import Fact, Run
 from .timeline import Measured
 
@@ -48,6 +47,16 @@ class Step:
         return number[0] if number else None
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A drawing of efficiency over GPUs: its caption, which work it is of, and the looks of its lines by name."""
+
+    caption: str
+    of: str
+    drawing: str
+    looks: Mapping[str, Series]
+
+
 def scaling(measured: Sequence[Measured]) -> tuple[Step, ...]:
     """The newest value of each row on more than one GPU, by operator, work and implementation, over GPUs."""
     several = {run.name for run, fact in measured if fact.axes.get(GPUS, 1) > 1}
@@ -63,7 +72,7 @@ def scaling(measured: Sequence[Measured]) -> tuple[Step, ...]:
 
 def _of_run(found: Sequence[Measured]) -> Iterator[Step]:
     facts = {fact.identity: fact for _, fact in found}
-    scaled = {x.row.identity: x for x in efficiencies(x.row() for x in facts.values())}
+    scaled = {x.row.identity: x for x in efficiencies(x.row(every=True) for x in facts.values())}
     for run, fact in found:
         if fact.axes.get(GPUS, 1) > 1 and EACH.name not in fact.metrics:
             known = scaled.get(fact.identity)
@@ -84,13 +93,14 @@ def worlds(steps: Iterable[Step]) -> tuple[tuple[str, str, tuple[Step, ...]], ..
     return tuple((operator, device, tuple(found)) for (operator, device), found in grouped)
 
 
-def curves(steps: Iterable[Step]) -> tuple[Picture, ...]:
-    """Efficiency over GPUs, a line an implementation, of all work that has it on two numbers of GPUs or more."""
+def curves(steps: Iterable[Step]) -> tuple[Curve, ...]:
+    """Efficiency over GPUs, a line an implementation, of all work that has it on two numbers of GPUs or more; ways
+    to spread a step are different work.
+    """
     by_work: dict[tuple[str, str, str], dict[str, list[Step]]] = {}
     for x in steps:
         if x.scaled is not None:
-            of = f"{x.fact.dtype} · " + " · ".join(f"{name}{y}" for name, y in x.fact.axes.items() if name != GPUS)
-            by_name = by_work.setdefault((x.fact.operator, x.run.device, f"{x.fact.pass_} · {of}"), {})
+            by_name = by_work.setdefault((x.fact.operator, x.run.device, x.work), {})
             by_name.setdefault(x.fact.implementation, []).append(x)
     return tuple(
         _curve(f"{operator} on {device}: efficiency over GPUs", of, lines)
@@ -99,7 +109,7 @@ def curves(steps: Iterable[Step]) -> tuple[Picture, ...]:
     )
 
 
-def _curve(caption: str, of: str, lines: dict[str, list[Step]]) -> Picture:
+def _curve(caption: str, of: str, lines: dict[str, list[Step]]) -> Curve:
     every = [x for line in lines.values() for x in line]
     looks = palette(x.fact.row() for x in every)
     top, foot = 12.0, 230.0
@@ -116,7 +126,7 @@ def _curve(caption: str, of: str, lines: dict[str, list[Step]]) -> Picture:
             told = f"{name} on {step.gpus} GPUs: {figures.percent(_efficiency(step))}"
             link = step.run.row(step.fact.place)
             plot.canvas.dot(x, y, look.colour, look.shape, 7, told, look.fill, link)
-    return Picture(caption, of, plot.canvas.svg(f"{caption}: {of}"), tuple(lines))
+    return Curve(caption, of, plot.canvas.svg(f"{caption}: {of}"), {x: looks[x] for x in looks if x in lines})
 
 
 def _efficiency(step: Step) -> float:

@@ -32,6 +32,7 @@ from kernelmark.registry.site.scaling import scaling
 from kernelmark.registry.site.servers import served
 from kernelmark.registry.site.sizes import glances, swept
 from kernelmark.registry.store.journal import Journal, encode
+from kernelmark.registry.store.metric import EACH, LATENCY
 from kernelmark.registry.store.record import Exchange, Request
 from kernelmark.registry.views.serving import spreads
 
@@ -234,10 +235,12 @@ def test_bold_is_a_ratio_whose_interval_leaves_out_one() -> None:
 def test_scaling_names_its_kind_and_the_time_of_one(literal: Any) -> None:
     def at(operator: str, gpus: int, ms: float, **fields: Any) -> Any:
         axes = {"B": 1} | ({"gpus": gpus} if gpus > 1 else {})
-        case = literal.case(operator=operator, name=f"B1-{gpus}", axes=axes, **fields)
+        name = f"B1-gpus{gpus}" if gpus > 1 else "B1"
+        way = fields.get("options", {}).get("parallel", "causal")
+        case = literal.case(operator=operator, name=f"{name}-{way}", axes=axes, **fields)
         return literal.record("torch", ms, case=case)
 
-    single, ddp = ({"pass_": "program", "options": {"parallel": x}} for x in ("single", "ddp"))
+    single, ddp, fsdp2 = ({"pass_": "program", "options": {"parallel": x}} for x in ("single", "ddp", "fsdp2"))
     journal = literal.journal(
         at("attention", 1, 8.0),
         at("attention_context_parallel", 4, 2.5),
@@ -245,6 +248,8 @@ def test_scaling_names_its_kind_and_the_time_of_one(literal: Any) -> None:
         at("train", 1, 90.0, **single),
         at("train", 2, 95.0, **ddp),
         at("train", 8, 100.0, **ddp),
+        at("train", 2, 96.0, **fsdp2),
+        at("train", 8, 120.0, **fsdp2),
     )
     found = facts(journal)
     measured = [(run_of(journal, found), x) for x in found]
@@ -254,7 +259,30 @@ def test_scaling_names_its_kind_and_the_time_of_one(literal: Any) -> None:
     page = Page(text)
     assert not page.faults
     assert page.text == (EXPECTED_TEXT / "scaling.txt").read_text()
-    assert re.findall(r"torch on \d GPUs: \d+ %", text) == ["torch on 2 GPUs: 95 %", "torch on 8 GPUs: 90 %"]
+    # A way to spread steps has a drawing of its own.
+    seen = [re.findall(r"torch on \d GPUs: \d+ %", x) for x in text.split("</svg>")]
+    assert [x for x in seen if x] == [
+        ["torch on 2 GPUs: 95 %", "torch on 8 GPUs: 90 %"],
+        ["torch on 2 GPUs: 94 %", "torch on 8 GPUs: 75 %"],
+    ]
+
+
+def test_scaling_is_held_to_the_slowest_gpu_that_computed_the_whole(literal: Any) -> None:
+    """Its own median, not the largest of each sample."""
+
+    def at(operator: str, ms: float, **beside: Any) -> Any:
+        case = literal.case(operator=operator, name="B1-gpus2-causal", axes={"B": 1, "gpus": 2})
+        return literal.record("torch", ms, case=case, beside=beside)
+
+    journal = literal.journal(
+        at("attention", 8.4, each_gpu=[7.5, 8.0]), at("attention_context_parallel", 5.0), metrics=(LATENCY, EACH)
+    )
+    found = facts(journal)
+    (step,) = scaling([(run_of(journal, found), x) for x in found])
+    assert step.scaled is not None
+    assert (step.scaled.alone, step.scaled.efficiency) == (8.0, 0.8)
+    (text,) = Pages("Kernels", "today", None).scaling([step], {})
+    assert "5.000 ms – strong 8.000 ms torch 80 %" in Page(text).text
 
 
 def test_a_line_over_sizes_joins_one_key_and_leads_to_journals(make_run: MakeRun) -> None:
