@@ -28,6 +28,8 @@ from kernelmark.suite.workloads._parallel import Ddp, Fsdp2
 from kernelmark.suite.workloads._recompute import budget, worth_keeping
 from kernelmark.suite.workloads._trainer import PartsTrainer
 
+from .clipping import Clipping
+
 STEPS = 3
 
 
@@ -183,30 +185,6 @@ def test_which_operations_are_worth_keeping():
     assert worth_keeping("aten::_scaled_dot_product_flash_attention", [(1, 2, 3, 4)] * 3)
     assert not worth_keeping("aten::gelu", [(64, 4096)])
     assert (budget("budget_25"), budget("by_cost")) == (0.25, None)
-
-
-class Clipping(PartsTrainer):
-    """Of an AdamW that clips, and says of which norm; by the wrong one, if it is told so."""
-
-    def by(self, scale: torch.Tensor) -> torch.Tensor:
-        return scale
-
-    def optimizer(self, device):
-        adamw = super().optimizer(device)
-        self.clips = 0
-
-        def clipped(grads, max_norm, **given):
-            self.clips += 1
-            norm = torch.nn.utils.get_total_norm(grads)
-            scale = self.by((max_norm / (norm + 1e-6)).clamp(max=1.0))
-            adamw(grads=[x * scale for x in grads], **given)
-            return norm
-
-        def update(**given):
-            adamw(**given)
-
-        update.clipped = clipped
-        return update
 
 
 @pytest.mark.parametrize("options", [{"A": 2}, {"clip": 0.0}])

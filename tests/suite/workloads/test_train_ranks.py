@@ -17,9 +17,9 @@ from kernelmark.suite.workloads import train
 from kernelmark.suite.workloads._hooks import HOOKS
 from kernelmark.suite.workloads._parallel import Ddp, Fsdp2
 from kernelmark.suite.workloads._split import DIVIDED
-from kernelmark.suite.workloads._trainer import PartsTrainer
 
 from ...ranks import Sent, spread
+from .clipping import Clipping
 
 STEPS, FOLLOWED = 4, 50
 CPU = torch.device("cpu")
@@ -87,27 +87,6 @@ def test_ranks_learn_what_one_process_learns(way, alone):
     told = EXCHANGED.get(way, ())
     assert found[0][2] == found[1][2]
     assert found[0][2][-len(told) :] == told if way == "context" else found[0][2][: len(told)] == told
-
-
-class Clipping(PartsTrainer):
-    """Of an AdamW that clips, and counts how often it did."""
-
-    def optimizer(self, device):
-        adamw = super().optimizer(device)
-        self.clips = 0
-
-        def clipped(grads, max_norm, **given):
-            self.clips += 1
-            norm = torch.nn.utils.get_total_norm(grads)
-            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-            adamw(grads=[x * scale for x in grads], **given)
-            return norm
-
-        def update(**given):
-            adamw(**given)
-
-        update.clipped = clipped
-        return update
 
 
 def _clips(group, way):
