@@ -5,7 +5,8 @@ early chunk sees few keys and the late one many, and every rank computes the sam
 
 * `gathered`: all ranks' K and V, and one attention call for each of the two chunks over the keys up to its end. No
   merges, full-size tiles; (n-1)/n of K and V in memory beside a rank's own. Where copy engines bring them
-  (`_pulled`), most come while the early chunk is attended to. The backward pass keeps them, and has the chunks'
+  (`_pulled`), most come while the early chunk is attended to; with `own_first` one of the chunks meets its own
+  keys before others have come, for a merge (`_own_first`). The backward pass keeps them, and has the chunks'
   gradients with themselves computed while those of other ranks' keys are added up.
 * `ring`: K and V go round, a pair of chunks a step, and outputs over parts of the keys are merged by their
   log-sum-exp. Two pairs of chunks in memory, whatever the number of GPUs; the backward pass goes round once more.
@@ -27,11 +28,13 @@ class Attention(NamedTuple):
 
     `forward(out, q, k, v, mask)` writes the output and gives its natural log-sum-exp. `backward(grad, q, k, v,
     out, lse, mask)` gives the gradients in q, k and v of an output over these keys and others, as far as these
-    have a part in it.
+    have a part in it. `merge(out, level, part, lse)` adds the output over further keys to one and its log-sum-exp,
+    in place; `part` and `lse` are contiguous.
     """
 
     forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, str], torch.Tensor]
     backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    merge: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 def chunks_of(rank: int, world: int) -> tuple[int, int]:
@@ -43,8 +46,8 @@ class Arriving(Protocol):
     """All ranks' K and V on their way."""
 
     def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
-        """Of this rank's chunks, (B, Hkv, 2·L, D) each, memory for those of all, (2, B, Hkv, 2·P·L, D), which will
-        hold what a call of this mask reads, until `end` if no gradients are asked for.
+        """Of this rank's chunks, (B, Hkv, 2·L, D) each, memory for those of all, (2, B, Hkv, 2·P·L, D) by any
+        strides, which will hold what a call of this mask reads, until `end` if no gradients are asked for.
         """
         ...
 
@@ -130,13 +133,17 @@ def gathered(
     mask: str,
     attention: Attention,
     arriving: Arriving | None = None,
+    own_first: bool = False,
 ) -> torch.Tensor:
     """Attention of this rank's q (B, H, 2·L, D) to all ranks' k and v (B, Hkv, 2·L, D): like q.
+
+    With `own_first`, under a causal mask, a chunk that would wait for others' keys meets its own before: the early
+    one, but the late one of rank 0, whose early chunk sees no others. Each rank merges the output of one chunk.
 
     Raises ValueError for an odd length.
     """
     _chunk(q)
-    out: torch.Tensor = _Gathered.apply(q, k, v, mask, attention, arriving or AtOnce())
+    out: torch.Tensor = _Gathered.apply(q, k, v, mask, attention, arriving or AtOnce(), own_first)
     return out
 
 
@@ -158,8 +165,9 @@ class _Gathered(torch.autograd.Function):
         mask: str,
         attention: Attention,
         arriving: Arriving,
+        own_first: bool,
     ) -> torch.Tensor:
-        length, world = _chunk(q), dist.get_world_size()
+        length, rank, world = _chunk(q), dist.get_rank(), dist.get_world_size()
         whole = arriving.start(k, v, mask)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if mask == "full":
@@ -167,10 +175,18 @@ class _Gathered(torch.autograd.Function):
             levels = [attention.forward(out, q, whole[0], whole[1], mask)]
         else:
             levels = []
-            halves = zip(out.split(length, 2), q.split(length, 2), strict=True)
-            for (to, own), number in zip(halves, chunks_of(dist.get_rank(), world), strict=True):
-                arriving.wait(number + 1)
-                levels.append(attention.forward(to, own, *whole[..., : (number + 1) * length, :], mask))
+            halves = zip(*(x.split(length, 2) for x in (out, q, k, v)), strict=True)
+            for half, ((to, own, *keys), number) in enumerate(zip(halves, chunks_of(rank, world), strict=True)):
+                if own_first and half == (rank == 0):
+                    levels.append(attention.forward(to, own, *keys, mask))
+                    arriving.wait(number)
+                    part = torch.empty(to.shape, dtype=q.dtype, device=q.device)
+                    lse = attention.forward(part, own, *whole[..., : number * length, :], "full")
+                    attention.merge(to, levels[half], part, lse)
+                    del part  # the next call's memory
+                else:
+                    arriving.wait(number + 1)
+                    levels.append(attention.forward(to, own, *whole[..., : (number + 1) * length, :], mask))
         arriving.end()
         ctx.save_for_backward(q, k, v, whole, out, *levels)
         ctx.given = mask, attention, arriving
@@ -183,7 +199,7 @@ class _Gathered(torch.autograd.Function):
         length = _chunk(q)
         if mask == "full":
             dq, dk, dv = attention.backward(grad, q, whole[0], whole[1], out, levels[0], mask)
-            return dq, *arriving.give_back(dk, dv, length)(), None, None, None
+            return dq, *arriving.give_back(dk, dv, length)(), None, None, None, None
         # First each chunk with all keys before it: as many scores on every rank, so that none waits for another.
         # The late chunk sees all that the early one does.
         before: list[torch.Tensor | None] = [None, None]
@@ -204,7 +220,7 @@ class _Gathered(torch.autograd.Function):
         for half, part in enumerate(before):
             if part is not None:
                 dq[:, :, half * length : (half + 1) * length] += part
-        return dq, *(x + y for x, y in zip((dk, dv), given_back(), strict=True)), None, None, None
+        return dq, *(x + y for x, y in zip((dk, dv), given_back(), strict=True)), None, None, None, None
 
 
 def _as_batches(x: torch.Tensor, length: int) -> torch.Tensor:
@@ -281,7 +297,7 @@ class _Ring(torch.autograd.Function):
             for rows, keys, part in _visible(step, q.shape[2] // 2, mask):
                 found = torch.empty_like(q[:, :, rows], memory_format=torch.contiguous_format)
                 lse = attention.forward(found, q[:, :, rows], *travelling[:, :, :, keys], part)
-                merge(out[:, :, rows], level[:, :, rows], found, lse)
+                attention.merge(out[:, :, rows], level[:, :, rows], found, lse)
                 del found  # the next part's memory
             if arriving is not None:
                 travelling = arriving()
@@ -348,11 +364,12 @@ def _visible(step: int, length: int, mask: str) -> list[tuple[slice, slice, str]
 
 
 def merge(out: torch.Tensor, level: torch.Tensor, part: torch.Tensor, lse: torch.Tensor) -> None:
-    """Adds attention over further keys to `out` and its log-sum-exp `level`, both fp32, in place."""
-    together = torch.logaddexp(level, lse.float())
+    """`Attention.merge` of an `out` and `level` in fp32 or wider, on any device."""
+    lse = lse.to(level.dtype)
+    together = torch.logaddexp(level, lse)
     out.mul_((level - together).exp().nan_to_num_(0.0)[..., None])
     # In one step: `part` in fp32, and its product, would be as large as all that a rank holds beside.
-    out.addcmul_(part, (lse.float() - together).exp()[..., None])
+    out.addcmul_(part, (lse - together).exp()[..., None])
     level.copy_(together)
 
 
@@ -372,11 +389,24 @@ class Held(NamedTuple):
         return sum(self)
 
 
-def held(B: int, H: int, Hkv: int, S: int, D: int, world: int, itemsize: int, form: str, kept: bool) -> Held:
-    """Of `form` "gathered" (by copy engines) or "ring", over S tokens in all; `kept`: for a backward pass."""
+def held(
+    B: int,
+    H: int,
+    Hkv: int,
+    S: int,
+    D: int,
+    world: int,
+    itemsize: int,
+    form: str,
+    kept: bool,
+    own_first: bool = False,
+) -> Held:
+    """Of `form` "gathered" (by copy engines) or "ring", over S tokens in all; `kept`: for a backward pass. With
+    `own_first` half an output more, that over other keys of one chunk.
+    """
     queries, keys = (B * heads * S // world * D * itemsize for heads in (H, Hkv))
     if form == "ring":
         # A pair that is attended to and one that arrives; fp32 sums, and the part over the keys of one step.
         return Held(queries + 2 * keys, 4 * keys, queries * 4 // itemsize + queries)
     # Without gradients all keys lie where peers read a rank's own; else beside them.
-    return Held(queries + 2 * keys, 2 * keys * (world + kept), queries)
+    return Held(queries + 2 * keys, 2 * keys * (world + kept), queries + own_first * queries // 2)

@@ -1,7 +1,8 @@
 """Attention of one sequence over the GPUs of a host: K and V gathered, `attention` on each of a rank's two chunks.
 
-Copy engines bring K and V while the early chunk is attended to. In the backward pass gradients in K and V are
-added up over ranks while those of each chunk with itself are computed.
+Copy engines bring K and V while the early chunk is attended to, or, where more is to come than that would hide,
+while a chunk meets its own keys (`_own_first`). In the backward pass gradients in K and V are added up over ranks
+while those of each chunk with itself are computed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import torch.distributed as dist
 from ..collective._peers import Peers
 from ..collective._symmetric import shares
 from ._context_parallel import Attention, Brought, gathered, ring, stay
+from ._merge import merge
+from ._own_first import pays
 from ._pulled import Pulled, shared_bytes
 from .attention import attention, attention_gradients, attention_into
 
-PARTIAL = Attention(attention_into, attention_gradients)  # type: ignore[arg-type]  # the mask is a literal
+PARTIAL = Attention(attention_into, attention_gradients, merge)  # type: ignore[arg-type]  # the mask is a literal
 
 
 def attention_context_parallel(
@@ -33,12 +36,17 @@ def attention_context_parallel(
     """
     if dist.get_world_size() == 1:
         return attention(q, k, v, mask)
-    return gathered(q, k, v, mask, PARTIAL, _pulled(q, k, v))
+    return gathered(q, k, v, mask, PARTIAL, _pulled(q, k, v), _own_first(q, k))
 
 
 def _pulled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Pulled:
     kept = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))  # a backward pass may come
     return Pulled(Peers.of(dist.group.WORLD, k.device, shared_bytes(k, dist.get_world_size(), kept)), kept)
+
+
+def _own_first(q: torch.Tensor, k: torch.Tensor) -> bool:
+    B, H, rows, D = q.shape
+    return pays(B, H, k.shape[1], rows // 2, D, dist.get_world_size(), q.element_size())
 
 
 def local() -> Callable[..., torch.Tensor]:
@@ -48,7 +56,7 @@ def local() -> Callable[..., torch.Tensor]:
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
         if not brought:
             brought.append(Brought(_pulled(q, k, v)))
-        return gathered(q, k, v, mask, PARTIAL, brought[0])
+        return gathered(q, k, v, mask, PARTIAL, brought[0], _own_first(q, k))
 
     return call
 

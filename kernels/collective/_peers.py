@@ -26,9 +26,11 @@ class Peers:
         self._device = device
 
     @classmethod
-    def of(cls, group: Any, device: torch.device, size: int) -> Peers:
-        """All ranks of the group must ask for the same in the same order."""
-        return cls(symmetric(group, device, 1, size, halves=1), device)
+    def of(cls, group: Any, device: torch.device, size: int, use: str = "") -> Peers:
+        """All ranks of the group must ask for the same in the same order. Of another `use` the places are others:
+        calls of two that are in different streams at once must not have the same.
+        """
+        return cls(symmetric(group, device, 1, size, halves=1, use=use), device)
 
     def others(self) -> list[int]:
         """The other ranks, each rank's from another one on, so that no two read from one at the same time."""

@@ -9,8 +9,12 @@ so launches on one buffer may differ in their number of programs, as long as all
 is never 0, which is what memory holds at first.
 
 A flag is the number of a call: a program writes it to each peer (release, system scope) and waits until all peers'
-have come to its own memory (acquire, system scope). Flags are compared by differences, as the number wraps.
-Programs meet those of the same number.
+have come to its own memory (acquire, system scope). A peer may be in the call behind this one already, never
+further, as it waits there for this rank: any other number is of the past, however long ago. Programs meet those of
+the same number.
+
+Calls on one memory must follow one another on the device: in one stream, or where events put them in order. Two at
+once would have one number. So would a graph's and those that run beside its replay.
 
 Of two halves a call uses the one that the call before did not. Before a rank uses a half again it has waited, in
 the call between, for something that each peer wrote in that call: whoever read that half has ended the kernel that
@@ -32,10 +36,23 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from .._common import assembles
+from .._common import INTERPRETED, assembles
 
 PHASES: tl.constexpr = tl.constexpr(2)
 """Meetings of one call at most."""
+PROGRAMS = 4 if INTERPRETED else 128
+"""Of a launch of words at most: all must be at work at once, one on each of an H200's 132 multiprocessors."""
+PUSHING = 4 if INTERPRETED else 256
+"""Of a launch of plain bytes at most: two of eight warps on each, which have registers for 128 a thread."""
+
+
+class Tiles(NamedTuple):
+    """How an array is cut: elements of a tile, which a program of so many warps takes at once."""
+
+    block: int
+    warps: int
+    programs: int = PROGRAMS
+    """At most; of fewer tiles fewer."""
 
 
 class Symmetric(NamedTuple):
@@ -172,11 +189,14 @@ def base(peers, rank, like):  # type: ignore[no-untyped-def]  # Triton's types a
 
 @triton.jit
 def begin(own):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The number of this call, which is never 0, from this rank's buffer. After -1 comes 2, so that halves go on
-    alternating.
-    """
-    call = tl.load(own.to(tl.pointer_type(tl.int32)) + tl.program_id(0)) + 1
-    return tl.where(call == 0, 2, call)
+    """The number of this call, from this rank's buffer."""
+    return _following(tl.load(own.to(tl.pointer_type(tl.int32)) + tl.program_id(0)))
+
+
+@triton.jit
+def _following(call):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The number of the call behind, which is never 0: after -1 comes 2, so that halves go on alternating."""
+    return tl.where(call == -1, 2, call + 1)
 
 
 @triton.jit
@@ -217,7 +237,8 @@ def meet(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _wait(flag, call):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Until the flag has come to this call or beyond: by the difference, so that the number may wrap."""
+    """Until the flag is of this call or the one behind it."""
+    following = _following(call)
     if assembles():
         # Every thread for itself, which needs no barrier behind it.
         tl.inline_asm_elementwise(
@@ -226,18 +247,29 @@ def _wait(flag, call):  # type: ignore[no-untyped-def]  # Triton's types are its
             .reg .pred before;
             AGAIN:
             ld.acquire.sys.global.b32 $0, [$1];
-            sub.s32 $0, $0, $2;
-            setp.lt.s32 before, $0, 0;
+            setp.ne.s32 before, $0, $2;
+            setp.ne.and.s32 before, $0, $3, before;
             @before bra AGAIN;
             }
             """,
-            "=&r,l,r,~{memory}",
-            [flag.to(tl.int64), call],
+            "=&r,l,r,r,~{memory}",
+            [flag.to(tl.int64), call, following],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
     else:
-        while tl.atomic_add(flag, 0, sem="acquire", scope="sys") - call < 0:
-            pass
+        found = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        while (found != call) & (found != following):
+            found = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
         tl.debug_barrier()
+
+
+@triton.jit
+def copy(source, to, start, last, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """A tile. Only a last one masks: a mask at an odd size would split every 16-byte access."""
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= last:
+        tl.store(to + at, tl.load(source + at))
+    else:
+        tl.store(to + at, tl.load(source + at, at < last), at < last)

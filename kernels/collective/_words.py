@@ -16,10 +16,48 @@ number comes again, would be mistaken.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
-from .._common import assembles
+from .._common import assembles, on
+from ._symmetric import Symmetric, Tiles
+
+
+def launch(
+    kernel: triton.JITFunction,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    shared: Symmetric,
+    size: int,
+    count: int,
+    scale: float,
+    tiles: Tiles,
+    **options: Any,
+) -> None:
+    """A kernel of words over slots of `count` tiles, of which `size` elements are there."""
+    lanes = 8 // x.element_size()
+    with on(x):
+        kernel[(min(count, tiles.programs),)](
+            x,
+            out,
+            shared.buffer,
+            shared.peers,
+            size,
+            count,
+            scale,
+            shared.data // 8,
+            shared.capacity // 8,
+            RANK=shared.rank,
+            WORLD=shared.world,
+            PROGRAMS=shared.programs,
+            PAIRS=tiles.block // lanes,
+            LANES=lanes,
+            num_warps=tiles.warps,
+            **options,
+        )
 
 
 @triton.jit
@@ -133,3 +171,65 @@ def _pair(at, call):  # type: ignore[no-untyped-def]  # Triton's types are its o
     while tl.max((((first >> 32) != call) | ((second >> 32) != call)).to(tl.int32), 0) > 0:
         first, second = tl.load(at, volatile=True), tl.load(at + 1, volatile=True)
     return first.to(tl.int32), second.to(tl.int32)
+
+
+@triton.jit
+def words_of(peers, rank):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    return tl.multiple_of(tl.load(peers + rank).to(tl.pointer_type(tl.int64)), 128)
+
+
+@triton.jit
+def others(peers, RANK: tl.constexpr, WORLD: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The same of all other ranks, from the next one on: all begin at different peers.
+
+    For who sends, to be asked for before: no load overtakes a send, and each would wait for the one before it.
+    """
+    found = ()
+    for turn in tl.static_range(1, WORLD):
+        found += (words_of(peers, (RANK + turn) % WORLD),)
+    return found
+
+
+@triton.jit
+def parts(x, at, chunk, N, RANK: tl.constexpr, WORLD: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """A tile of each other rank's chunk of x (N,), from the next rank's on: loaded at once, as `others`.
+
+    What is beyond a chunk's end is of the next one, and beyond the last one's zeros.
+    """
+    found = ()
+    for turn in tl.static_range(1, WORLD):
+        place = (RANK + turn) % WORLD * chunk + at
+        found += (tl.load(x + place, place < N, 0.0),)
+    return found
+
+
+@triton.jit
+def send_parts(tiles, to, rest, call, WORLD: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Each to its one of the others, at the same place in all."""
+    for i in tl.static_range(WORLD - 1):
+        low, high = pack(tiles[i])
+        send(rest[i] + to, low, high, call)
+
+
+@triton.jit
+def send_tile(value, to, rest, call, WORLD: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The same to all others."""
+    low, high = pack(value)
+    for i in tl.static_range(WORLD - 1):
+        send(rest[i] + to, low, high, call)
+
+
+@triton.jit
+def total(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    mine, theirs, like, RANK: tl.constexpr, WORLD: tl.constexpr
+):
+    """In fp32, in the order of ranks in all of them: they end with the same bits."""
+    found = tl.zeros(mine.shape, tl.float32)
+    for rank in tl.static_range(WORLD):
+        if rank == RANK:
+            found += mine.to(tl.float32)
+        elif rank < RANK:
+            found += unpack(theirs[2 * rank], theirs[2 * rank + 1], like).to(tl.float32)
+        else:
+            found += unpack(theirs[2 * rank - 2], theirs[2 * rank - 1], like).to(tl.float32)
+    return found

@@ -17,22 +17,29 @@ memory.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from .._common import FLOATING, INTERPRETED, cdiv, check, choice
+from .._common import FLOATING, INTERPRETED, cdiv, check, choice, on
 from ..quantization.gradient_compression import load, store
-from ._symmetric import PHASES, Symmetric, base, begin, end, meet, shares, symmetric
-from ._words import pack, receive, send, unpack
+from ._symmetric import (
+    PHASES,
+    PROGRAMS,
+    PUSHING,
+    Symmetric,
+    Tiles,
+    base,
+    begin,
+    copy,
+    end,
+    meet,
+    shares,
+    symmetric,
+)
+from ._words import launch, others, parts, receive, send_parts, send_tile, total, unpack, words_of
 
-PROGRAMS = 4 if INTERPRETED else 128
-"""Of a launch of words at most: all must be at work at once, one on each of an H200's 132 multiprocessors."""
-PUSHING = 4 if INTERPRETED else 256
-"""Of a launch of plain bytes at most: two of eight warps on each, which have registers for 128 a thread."""
 ONE_SHOT_BYTES = 256 << 10
 """Up to so many that go to peers, (n-1)·S, in one shot of words; of two ranks wherever words pay."""
 WIDE_BYTES = 128 << 10
@@ -43,15 +50,6 @@ TWO_SHOT_BYTES = 64 << 20
 """Up to here two-shot, beyond it NCCL."""
 TURN = 128
 """Elements of which parts of an array are whole multiples, so that all begin at whole lines."""
-
-
-class Tiles(NamedTuple):
-    """How an array is cut: elements of a tile, which a program of so many warps takes at once."""
-
-    block: int
-    warps: int
-    programs: int = PROGRAMS
-    """At most; of fewer tiles fewer."""
 
 
 ONE_SHOT = Tiles(256, 2) if INTERPRETED else Tiles(512, 4)
@@ -129,7 +127,7 @@ def part(size: int, world: int) -> int:
 def one_shot(x: torch.Tensor, out: torch.Tensor, shared: Symmetric, scale: float, tiles: Tiles = ONE_SHOT) -> None:
     """`out` becomes scale · Σ x over the ranks of `shared`; `out` may be `x`."""
     count = cdiv(x.numel(), tiles.block)
-    _words(_one_shot, x, out, shared, scale, tiles, count)
+    launch(_one_shot, x, out, shared, x.numel(), count, scale, tiles)
 
 
 def two_shot_of_words(
@@ -137,59 +135,30 @@ def two_shot_of_words(
 ) -> None:
     """As `one_shot`."""
     count = cdiv(x.numel(), shared.world * tiles.block)
-    _words(_two_shot_of_words, x, out, shared, scale, tiles, count)
-
-
-def _words(
-    kernel: triton.JITFunction,
-    x: torch.Tensor,
-    out: torch.Tensor,
-    shared: Symmetric,
-    scale: float,
-    tiles: Tiles,
-    count: int,
-) -> None:
-    """The launch for `count` tiles a slot."""
-    lanes = 8 // x.element_size()
-    kernel[(min(count, tiles.programs),)](
-        x,
-        out,
-        shared.buffer,
-        shared.peers,
-        x.numel(),
-        count,
-        scale,
-        shared.data // 8,
-        shared.capacity // 8,
-        RANK=shared.rank,
-        WORLD=shared.world,
-        PROGRAMS=shared.programs,
-        PAIRS=tiles.block // lanes,
-        LANES=lanes,
-        num_warps=tiles.warps,
-    )
+    launch(_two_shot_of_words, x, out, shared, x.numel(), count, scale, tiles)
 
 
 def two_shot(x: torch.Tensor, out: torch.Tensor, shared: Symmetric, scale: float, tiles: Tiles = PUSHED) -> None:
     """As `one_shot`, in plain bytes; `shared` needs one half."""
     chunk = part(x.numel(), shared.world)
-    _two_shot[(min(cdiv(chunk, tiles.block), tiles.programs),)](
-        x,
-        out,
-        shared.buffer,
-        shared.peers,
-        x.numel(),
-        chunk,
-        scale,
-        shared.data // x.element_size(),
-        shared.capacity // 2 // x.element_size(),
-        RANK=shared.rank,
-        WORLD=shared.world,
-        PHASES=PHASES,
-        PROGRAMS=shared.programs,
-        BLOCK=tiles.block,
-        num_warps=tiles.warps,
-    )
+    with on(x):
+        _two_shot[(min(cdiv(chunk, tiles.block), tiles.programs),)](
+            x,
+            out,
+            shared.buffer,
+            shared.peers,
+            x.numel(),
+            chunk,
+            scale,
+            shared.data // x.element_size(),
+            shared.capacity // 2 // x.element_size(),
+            RANK=shared.rank,
+            WORLD=shared.world,
+            PHASES=PHASES,
+            PROGRAMS=shared.programs,
+            BLOCK=tiles.block,
+            num_warps=tiles.warps,
+        )
 
 
 @triton.jit(do_not_specialize=["count"])  # which decides nothing: fewer kernels to compile
@@ -221,21 +190,22 @@ def _one_shot(  # type: ignore[no-untyped-def]  # Triton's types are its own
     lane = pair[:, None] * LANES + tl.arange(0, LANES)[None, :]
     at = tl.program_id(0) * (PAIRS * LANES) + lane
     mine = tl.load(x + at, at < N, 0.0)  # under way while the call's number is
+    rest = others(peers, RANK, WORLD)
     call = begin(own)
     first = data + (call & 1) * half
     stride = count * (2 * PAIRS)
     to = first + RANK * stride + 2 * pair
-    _send_tile(mine, to + tl.program_id(0) * (2 * PAIRS), peers, call, RANK, WORLD)
+    send_tile(mine, to + tl.program_id(0) * (2 * PAIRS), rest, call, WORLD)
     for tile in range(tl.program_id(0) + tl.num_programs(0), count, tl.num_programs(0)):
         at = tile * (PAIRS * LANES) + lane
-        _send_tile(tl.load(x + at, at < N, 0.0), to + tile * (2 * PAIRS), peers, call, RANK, WORLD)
-    slots = _words_of(peers, RANK) + first
+        send_tile(tl.load(x + at, at < N, 0.0), to + tile * (2 * PAIRS), rest, call, WORLD)
+    slots = words_of(peers, RANK) + first
     for tile in range(tl.program_id(0), count, tl.num_programs(0)):
         at = tile * (PAIRS * LANES) + lane
         mine = tl.load(x + at, at < N, 0.0)
         theirs = receive(slots + tile * (2 * PAIRS) + 2 * pair, stride, call, RANK, WORLD)
-        total = _sum(mine, theirs, x, RANK, WORLD)
-        tl.store(out + at, (total * scale).to(out.dtype.element_ty), at < N)
+        found = total(mine, theirs, x, RANK, WORLD)
+        tl.store(out + at, (found * scale).to(out.dtype.element_ty), at < N)
     end(own, call, PROGRAMS)
 
 
@@ -261,25 +231,27 @@ def _two_shot_of_words(  # type: ignore[no-untyped-def]  # Triton's types are it
     A slot for each rank for its summands, and behind these one for each rank for the sums of its part. Halves,
     ends of arrays and what is in place are as in `_one_shot`.
     """
+    pair = tl.arange(0, PAIRS)
+    lane = pair[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    chunk = count * (PAIRS * LANES)
+    early = parts(x, tl.program_id(0) * (PAIRS * LANES) + lane, chunk, N, RANK, WORLD)
+    rest = others(peers, RANK, WORLD)
     call = begin(own)
     first = data + (call & 1) * half
     stride = count * (2 * PAIRS)
-    pair = tl.arange(0, PAIRS)
-    lane = pair[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    for tile in range(tl.program_id(0), count, tl.num_programs(0)):
-        for turn in tl.static_range(1, WORLD):
-            at = ((RANK + turn) % WORLD * count + tile) * (PAIRS * LANES) + lane
-            low, high = pack(tl.load(x + at, at < N, 0.0))
-            slot = _words_of(peers, (RANK + turn) % WORLD) + first + RANK * stride
-            send(slot + tile * (2 * PAIRS) + 2 * pair, low, high, call)
-    slots = _words_of(peers, RANK) + first
+    to = first + RANK * stride + 2 * pair
+    send_parts(early, to + tl.program_id(0) * (2 * PAIRS), rest, call, WORLD)
+    for tile in range(tl.program_id(0) + tl.num_programs(0), count, tl.num_programs(0)):
+        some = parts(x, tile * (PAIRS * LANES) + lane, chunk, N, RANK, WORLD)
+        send_parts(some, to + tile * (2 * PAIRS), rest, call, WORLD)
+    slots = words_of(peers, RANK) + first
     for tile in range(tl.program_id(0), count, tl.num_programs(0)):
         at = (RANK * count + tile) * (PAIRS * LANES) + lane
         mine = tl.load(x + at, at < N, 0.0)
         theirs = receive(slots + tile * (2 * PAIRS) + 2 * pair, stride, call, RANK, WORLD)
-        mean = (_sum(mine, theirs, x, RANK, WORLD) * scale).to(x.dtype.element_ty)
+        mean = (total(mine, theirs, x, RANK, WORLD) * scale).to(x.dtype.element_ty)
         to = first + (WORLD + RANK) * stride + tile * (2 * PAIRS) + 2 * pair
-        _send_tile(mean, to, peers, call, RANK, WORLD)
+        send_tile(mean, to, rest, call, WORLD)
         tl.store(out + at, mean, at < N)
     slots += WORLD * stride
     for tile in range(tl.program_id(0), count, tl.num_programs(0)):
@@ -288,37 +260,6 @@ def _two_shot_of_words(  # type: ignore[no-untyped-def]  # Triton's types are it
             at = ((i + (i >= RANK)) * count + tile) * (PAIRS * LANES) + lane
             tl.store(out + at, unpack(theirs[2 * i], theirs[2 * i + 1], out), at < N)
     end(own, call, PROGRAMS)
-
-
-@triton.jit
-def _send_tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    value, to, peers, call, RANK: tl.constexpr, WORLD: tl.constexpr
-):
-    """To all peers, at the same place in each."""
-    low, high = pack(value)
-    for turn in tl.static_range(1, WORLD):  # all begin at different peers
-        send(_words_of(peers, (RANK + turn) % WORLD) + to, low, high, call)
-
-
-@triton.jit
-def _words_of(peers, rank):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    return tl.multiple_of(tl.load(peers + rank).to(tl.pointer_type(tl.int64)), 128)
-
-
-@triton.jit
-def _sum(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    mine, theirs, like, RANK: tl.constexpr, WORLD: tl.constexpr
-):
-    """In fp32, in the order of ranks in all of them: they end with the same bits."""
-    total = tl.zeros(mine.shape, tl.float32)
-    for rank in tl.static_range(WORLD):
-        if rank == RANK:
-            total += mine.to(tl.float32)
-        elif rank < RANK:
-            total += unpack(theirs[2 * rank], theirs[2 * rank + 1], like).to(tl.float32)
-        else:
-            total += unpack(theirs[2 * rank - 2], theirs[2 * rank - 1], like).to(tl.float32)
-    return total
 
 
 @triton.jit
@@ -358,7 +299,7 @@ def _two_shot(  # type: ignore[no-untyped-def]  # Triton's types are its own
         last = tl.minimum(chunk, N - peer * chunk)
         slot = base(peers, peer, x) + data + RANK * chunk
         for start in range(first, last, step):
-            _copy(x + peer * chunk, slot, start, last, BLOCK)
+            copy(x + peer * chunk, slot, start, last, BLOCK)
     meet(own, peers, call, 0, RANK, WORLD, PHASES, PROGRAMS)
     last = tl.minimum(chunk, N - RANK * chunk)
     for start in range(first, last, step):
@@ -372,18 +313,8 @@ def _two_shot(  # type: ignore[no-untyped-def]  # Triton's types are its own
         last = tl.minimum(chunk, N - peer * chunk)
         sums = base(peers, RANK, x) + data + area + peer * chunk
         for start in range(first, last, step):
-            _copy(sums, out + peer * chunk, start, last, BLOCK)
+            copy(sums, out + peer * chunk, start, last, BLOCK)
     end(own, call, PROGRAMS)
-
-
-@triton.jit
-def _copy(source, to, start, last, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """A tile. Only a last one masks: a mask at an odd size would split every 16-byte access."""
-    at = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= last:
-        tl.store(to + at, tl.load(source + at))
-    else:
-        tl.store(to + at, tl.load(source + at, at < last), at < last)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, cdiv, check, choice, dense_like, needs_e4m3, on_e4m3
+from .._common import INTERPRETED, cdiv, check, choice, dense_like, needs_e4m3, on, on_e4m3
 from ..quantization.gradient_compression import (
     GROUP,
     LARGEST,
@@ -34,7 +34,7 @@ from ._symmetric import PHASES, Symmetric, begin, end, meet, shares, symmetric_i
 GROUPS = 4 if INTERPRETED else 16
 """Groups of a program."""
 PROGRAMS = 4 if INTERPRETED else 256
-"""Of a launch over peers' memory at most, see `PUSHING` of `all_reduce`; both meet in the same memory."""
+"""Of a launch over peers' memory at most, see `PUSHING`; both meet in the same memory."""
 TILE, WARPS = (4, 4) if INTERPRETED else (32, 8)
 """Groups that such a program takes at once, and its warps."""
 
@@ -66,19 +66,20 @@ def all_reduce_quantized(
     dist.all_to_all_single(their_scales, scales)
     chunk = N // world
     sums, sum_scales, lost = values.new_empty(chunk), scales.new_empty(chunk // GROUP), rest.new_empty(chunk)
-    _requantize[(cdiv(chunk // GROUP, GROUPS),)](
-        theirs,
-        their_scales,
-        sums,
-        sum_scales,
-        lost,
-        chunk // GROUP,
-        WORLD=world,
-        LARGEST=LARGEST[scheme],
-        INTEGER=scheme == "int8",
-        GROUPS=GROUPS,
-        GROUP=GROUP,
-    )
+    with on(x):
+        _requantize[(cdiv(chunk // GROUP, GROUPS),)](
+            theirs,
+            their_scales,
+            sums,
+            sum_scales,
+            lost,
+            chunk // GROUP,
+            WORLD=world,
+            LARGEST=LARGEST[scheme],
+            INTEGER=scheme == "int8",
+            GROUPS=GROUPS,
+            GROUP=GROUP,
+        )
     rest[rank * chunk : (rank + 1) * chunk] += lost
     whole = torch.empty_like(payload)
     whole_values, whole_scales = sections(whole, N, scheme, 1, x.dtype)
@@ -110,26 +111,27 @@ def pushed(
     x, residual = x.contiguous(), residual.contiguous()
     out, rest = dense_like(x), dense_like(residual)
     groups = x.numel() // (GROUP * shared.world)
-    _pushed[(min(cdiv(groups, tile), programs),)](
-        x,
-        residual,
-        out,
-        rest,
-        shared.buffer,
-        shared.peers,
-        groups,
-        shared.data,
-        shared.capacity // 2,
-        RANK=shared.rank,
-        WORLD=shared.world,
-        PHASES=PHASES,
-        PROGRAMS=shared.programs,
-        LARGEST=LARGEST[scheme],
-        INTEGER=scheme == "int8",
-        GROUPS=tile,
-        GROUP=GROUP,
-        num_warps=warps,
-    )
+    with on(x):
+        _pushed[(min(cdiv(groups, tile), programs),)](
+            x,
+            residual,
+            out,
+            rest,
+            shared.buffer,
+            shared.peers,
+            groups,
+            shared.data,
+            shared.capacity // 2,
+            RANK=shared.rank,
+            WORLD=shared.world,
+            PHASES=PHASES,
+            PROGRAMS=shared.programs,
+            LARGEST=LARGEST[scheme],
+            INTEGER=scheme == "int8",
+            GROUPS=tile,
+            GROUP=GROUP,
+            num_warps=warps,
+        )
     return out, rest
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from ..attention._context_parallel import AtOnce, Attention, Brought, gathered, ring, stay
+from ..attention._context_parallel import AtOnce, Attention, Brought, gathered, merge, ring, stay
 
 
 def attention_context_parallel(
@@ -71,7 +71,7 @@ def _gradients(
     return dq.to(q.dtype), _by_key_head(ds.mT @ wide, k), _by_key_head(p.mT @ g, v)
 
 
-PARTIAL = Attention(_attend, _gradients)
+PARTIAL = Attention(_attend, _gradients, merge)
 
 
 def local() -> Callable[..., torch.Tensor]:

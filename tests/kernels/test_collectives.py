@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from kernelmark.baselines import torch_distributed
+from kernelmark.kernels.collective import _exchange, all_to_all, peer_copy
+from kernelmark.kernels.collective import all_gather as gathering
 from kernelmark.kernels.collective import all_reduce as module
-from kernelmark.kernels.collective import peer_copy
 from kernelmark.kernels.collective._symmetric import Symmetric, flags_bytes
 from kernelmark.kernels.collective.all_reduce_quantized import all_reduce_quantized, pushed
 from kernelmark.kernels.cpu.all_reduce_quantized import all_reduce_quantized as on_cpu
@@ -21,7 +23,7 @@ from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators import all_gather, reduce_scatter
 
-from ..ranks import spread
+from ..ranks import Processes, places, spread
 
 PROGRAMS = 4
 CAPACITY = 1 << 16
@@ -83,6 +85,124 @@ def test_all_reduce_over_peers_memory(reduce, halves, world, dtype):
         for rank in range(world):
             assert torch.equal(found[rank][call], found[0][call])
             torch.testing.assert_close(found[rank][call], total.to(dtype).float())
+
+
+def _late(group, call, buffers, peers, size, before):
+    """What one rank finds whose call is late; its programs last met in the call `before`."""
+    buffers[group.rank][4 * PROGRAMS : flags_bytes(group.size, PROGRAMS)].view(torch.int32).fill_(before)
+    torch.distributed.barrier()
+    shared = Symmetric(peers, group.rank, group.size, PROGRAMS, CAPACITY, buffers[group.rank], None)
+    x = array(group.rank, 0, size, torch.float32)
+    out = torch.empty(group.size * size)
+    time.sleep(0.3 * group.rank)
+    if call is _exchange.pushed:
+        call(x, out, shared)
+    else:
+        call(x, out[:size], shared, 1.0)
+    return out
+
+
+@pytest.mark.parametrize(("number", "before"), [(5, 2**31 - 2), (NUMBER, 0)])
+@pytest.mark.parametrize("call", [module.two_shot, _exchange.pushed], ids=["two_shot", "pushed"])
+def test_programs_that_met_long_ago_wait(call, number, before):
+    """As those that only large arrays have, once there were 2^31 calls and more of small ones; or never."""
+    found = spread(2, _late, call, *shared_memory(2, number), 300, before)
+    arrays = [array(rank, 0, 300, torch.float32) for rank in range(2)]
+    for out in found:
+        if call is _exchange.pushed:
+            torch.testing.assert_close(out, torch.cat(arrays))
+        else:
+            torch.testing.assert_close(out[:300], sum(arrays))
+
+
+def _gathered(x, place, shared, gather):
+    """Beside, and where a rank's own share lies already."""
+    own = shared.rank * x.numel()
+    out = torch.full((shared.world * x.numel(),), 9.0, dtype=x.dtype)
+    if place == "in":
+        out[own : own + x.numel()] = x
+        gather(out[own : own + x.numel()], out, shared)
+    else:
+        gather(x, out, shared)
+    return out
+
+
+def _exchanged(group, exchange, buffers, peers, sizes, dtype):
+    """All-gathers and all-to-alls in turn, of arrays that lie one element further each time; between words
+    reduce-scatters beside and in place, and an all-reduce.
+    """
+    words = exchange is _exchange.exchanged
+    shared = Symmetric(peers, group.rank, group.size, PROGRAMS, CAPACITY, buffers[group.rank], None)
+    found = []
+    for call, size in enumerate(sizes):
+        place = "in" if call % 2 else "out"
+        x, whole = array(group.rank, call, size, dtype), array(group.rank, call, group.size * size, dtype)
+        later = torch.empty(call % 8 + whole.numel(), dtype=dtype)[call % 8 :].copy_(whole)
+        out = torch.full((whole.numel() + 9,), 7.0, dtype=dtype)
+        gathered = _gathered(x, place, shared, exchange)
+        exchange(later, out[call % 8 :][: whole.numel()], shared)
+        assert (out[: call % 8] == 7).all()
+        assert (out[call % 8 + whole.numel() :] == 7).all()
+        added = torch.empty_like(x)
+        if words:
+            module.one_shot(x, added, shared, 1.0)
+            added = later.view(group.size, size)[group.rank] if place == "in" else added
+            _exchange.scattered_sum(later, added, shared, 0.5)
+        found.append((gathered, out[call % 8 :][: whole.numel()].clone(), added.clone(), later))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("exchange", [_exchange.exchanged, _exchange.pushed])
+def test_exchange_over_peers_memory(exchange, world, dtype):
+    """Calls after one another on one buffer, of shares that end within a word and a tile, and of more tiles than
+    programs; the calls' number wraps.
+    """
+    sizes = (1, 700, 1077, 3, 1031, 256)
+    found = spread(world, _exchanged, exchange, *shared_memory(world, NUMBER), sizes, dtype)
+    for call, size in enumerate(sizes):
+        shares = [array(rank, call, size, dtype) for rank in range(world)]
+        rows = torch.stack([array(rank, call, world * size, dtype).view(world, size) for rank in range(world)])
+        for rank in range(world):
+            gathered, swapped, added, given = found[rank][call]
+            assert torch.equal(gathered, torch.cat(shares))
+            assert torch.equal(swapped, rows[:, rank].flatten())
+            if exchange is _exchange.exchanged:
+                if dtype != torch.bfloat16:  # which the interpreter rounds in its own way
+                    torch.testing.assert_close(added, (rows[:, rank].float().sum(0) * 0.5).to(dtype))
+                others = torch.arange(world) != rank if call % 2 else slice(None)
+                assert torch.equal(given.view(world, size)[others], rows[rank][others])
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize("width", [2, 4])
+def test_shares_of_the_largest_arrays_fit(world, width):
+    share = _exchange.WORDS_BYTES // world // width
+    for tiles in (_exchange.NARROW, _exchange.WIDE):
+        assert world * 2 * width * -(-share // tiles.block) * tiles.block <= _exchange.words_bytes(world)
+    share = _exchange.PUSHED_BYTES // world // width // _exchange.TURN * _exchange.TURN
+    assert _exchange.pushes(share, width, world)
+    assert not _exchange.pushes(share + _exchange.TURN, width, world)
+    assert not _exchange.pushes(share - 1, width, world)
+    assert world * width * _exchange.slot(share) <= _exchange.PUSHED_BYTES
+
+
+def _pulled(group, memory):
+    found = []
+    for call, place in enumerate(("out", "in", "out")):
+        x = array(group.rank, call, 7, torch.float16)
+        peers = SimpleNamespace(rank=group.rank, world=group.size)
+        found.append(
+            _gathered(x, place, peers, lambda x, out, _: gathering.pulled(x, out, Processes(group, memory)))
+        )
+    return found
+
+
+def test_all_gather_by_copy_engines():
+    for found in spread(3, _pulled, places(3, 64)):
+        for call, out in enumerate(found):
+            assert torch.equal(out, torch.cat([array(rank, call, 7, torch.float16) for rank in range(3)]))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
@@ -258,3 +378,13 @@ def test_wrong_arguments_are_named():
         module.all_reduce(torch.zeros(4, 4).t())
     with pytest.raises(ValueError, match="place is 'here', expected 'out' or 'in'"):
         module.all_reduce(torch.zeros(4), "here")
+    with pytest.raises(ValueError, match="x has shape \\(4, 4\\), expected 1 dimensions"):
+        all_to_all.all_to_all(torch.zeros(4, 4))
+
+
+def _of_nothing(group):
+    return all_to_all.all_to_all(torch.zeros(0)).tolist(), gathering.all_gather(torch.zeros(0)).tolist()
+
+
+def test_exchanges_of_nothing():
+    assert spread(2, _of_nothing) == [([], [])] * 2

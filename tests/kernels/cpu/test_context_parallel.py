@@ -1,4 +1,6 @@
-"""Attention over processes against one process's in fp64: gathered and ring, masks, grouped heads, gradients."""
+"""Attention over processes against one process's in fp64: gathered, with own keys first, and ring; masks, grouped
+heads, gradients; which copies are made, and when own keys are to be first.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from functools import partial
 import pytest
 import torch
 from kernelmark.baselines import ulysses
+from kernelmark.kernels import _hopper
+from kernelmark.kernels.attention import attention_context_parallel as on_gpus
 from kernelmark.kernels.attention._context_parallel import (
     Attention,
     Brought,
@@ -18,7 +22,8 @@ from kernelmark.kernels.attention._context_parallel import (
     merge,
     ring,
 )
-from kernelmark.kernels.attention._pulled import REST, Pulled, shared_bytes
+from kernelmark.kernels.attention._own_first import pays
+from kernelmark.kernels.attention._pulled import REST, Pulled, _copy, shared_bytes
 from kernelmark.kernels.collective._symmetric import buffer_bytes, capacity_for
 from kernelmark.kernels.cpu.attention_context_parallel import (
     PARTIAL,
@@ -51,8 +56,9 @@ def drawn(world, mask):
 
 def _parts(group, case: Case, mask, form, memory, q, k, v, grad):
     given = [operator.split(x, case, group.rank).requires_grad_() for x in (q, k, v)]
-    if form == "pulled":
-        out = gathered(*given, mask, PARTIAL, Pulled(Processes(group, memory)))
+    if form in ("pulled", "own first"):
+        arriving = Pulled(Processes(group, memory))
+        out = gathered(*given, mask, PARTIAL, arriving, own_first=form == "own first")
     else:
         calls = {"gathered": attention_context_parallel, "ring": attention_context_parallel_ring}
         out = calls[form](*given, mask)
@@ -60,7 +66,18 @@ def _parts(group, case: Case, mask, form, memory, q, k, v, grad):
     return [out.detach(), *found]
 
 
-@pytest.mark.parametrize(("world", "form"), [(2, "gathered"), (3, "pulled"), (3, "ring")])
+@pytest.mark.parametrize(
+    ("world", "form"),
+    [
+        (2, "gathered"),
+        (2, "own first"),
+        (3, "pulled"),
+        (3, "own first"),
+        (3, "ring"),
+        (4, "pulled"),
+        (4, "own first"),
+    ],
+)
 @pytest.mark.parametrize("mask", ["causal", "full"])
 def test_ranks_together_are_one_process(world, form, mask):
     case, q, k, v, grad = drawn(world, mask)
@@ -97,15 +114,19 @@ class Counted(TorchDispatchMode):
         self.now -= size
 
 
+FORMS = [(False, False), (True, False), (None, False), (False, True), (True, True)]
+"""Whether keys are kept for a backward pass, None where they go round, and whether own ones are first."""
+
+
 def _alone(group, case, mask, memory, q, k, v):
     """Of calls without gradients: this rank's rows, and the bytes that each form took beside inputs and places."""
     given = [operator.split(x, case, group.rank) for x in (q, k, v)]
     peers = Processes(group, memory)
-    rows = [gathered(*given, mask, PARTIAL, Pulled(peers, kept=False)) for _ in range(2)]
-    light = Attention(lambda out, q, k, v, mask: q.new_empty(q.shape[:3]), PARTIAL.backward)
+    rows = [gathered(*given, mask, PARTIAL, Pulled(peers, kept=False), first) for first in (False, True, True)]
+    light = Attention(lambda out, q, k, v, mask: q.new_empty(q.shape[:3]), PARTIAL.backward, lambda *parts: None)
     took = []
-    for kept in (False, True, None):
-        form = partial(gathered, arriving=Pulled(peers, kept)) if kept is not None else ring
+    for kept, first in FORMS:
+        form = partial(gathered, arriving=Pulled(peers, kept), own_first=first) if kept is not None else ring
         counted = Counted()
         counted.known = {x.untyped_storage().data_ptr() for x in (*given, *memory)}
         with counted, torch.no_grad():
@@ -125,20 +146,23 @@ def test_without_gradients_keys_lie_where_peers_pull_them(mask):
     places_ = places(world, shared_bytes(own, world, kept=False))
     found = spread(world, _alone, case, mask, places_, q, k, v)
     whole = operator.reference(q.double(), k.double(), v.double(), mask)
-    for i in range(2):
+    for i in range(3):
         torch.testing.assert_close(operator.join([x[0][i] for x in found], case), whole.float())
-    forms = [("gathered", False), ("gathered", True), ("ring", False)]
-    for place, (form, kept) in enumerate(forms):
-        said = held(**sizes, world=world, itemsize=4, form=form, kept=kept)
+    for place, (kept, first) in enumerate(FORMS):
+        form = "ring" if kept is None else "gathered"
+        said = held(
+            **sizes, world=world, itemsize=4, form=form, kept=bool(kept), own_first=first and mask == "causal"
+        )
         shared = shared_bytes(own, world, kept) if form == "gathered" else 0
         most = max(x[1][place] for x in found)
-        assert 0.95 < most / (said.total - said.inputs - shared) < 1.15, (form, kept)
+        assert 0.95 < most / (said.total - said.inputs - shared) < 1.15, (form, kept, first)
 
 
 def test_two_million_tokens_take_less_than_20_gib_of_four_gpus():
     sizes = {"B": 1, "H": 32, "Hkv": 8, "S": 1 << 21, "D": 128, "world": 4, "itemsize": 2}
     gathered_ = held(**sizes, form="gathered", kept=False)
     assert gathered_.total == 18 << 30
+    assert not pays(1, 32, 8, (1 << 21) // 8, 128, 4, 2)  # which would take half an output more
     assert gathered_.keys == buffer_bytes(4, 1, gathered_.keys, 1) - 128
     assert held(**{**sizes, "Hkv": 32}, form="ring", kept=False).total < held(
         **{**sizes, "Hkv": 32}, form="gathered", kept=False
@@ -176,6 +200,105 @@ def test_the_early_chunk_finds_its_keys_among_the_first_copies():
         end = (rank + 1) * length
         assert torch.equal(whole[:, :, :end], k[:, :, :end])
         assert rank == 2 or whole.isnan().any()  # to the last rank only early chunks come, and those are first
+
+
+class Seen(TorchDispatchMode):
+    """The copies from other ranks' places: from which rank, and of how many bytes."""
+
+    def __init__(self, peers):
+        super().__init__()
+        places_ = peers._places
+        self._ends = [(x.data_ptr(), x.data_ptr() + x.nbytes) for i, x in enumerate(places_) if i != peers.rank]
+        self._ranks = [i for i in range(peers.world) if i != peers.rank]
+        self.copies = []
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        if function is torch.ops.aten.copy_.default:
+            to, source = given[:2]
+            for rank, (begin, end) in zip(self._ranks, self._ends, strict=True):
+                if begin <= source.data_ptr() < end:
+                    assert to.is_contiguous()
+                    assert source.is_contiguous()
+                    self.copies.append((rank, source.nbytes))
+        return function(*given, **(named or {}))
+
+
+def _copied(group, case, mask, kept, memory, k):
+    own = operator.split(k, case, group.rank)
+    peers = Processes(group, memory)
+    pulled = Pulled(peers, kept)
+    with Seen(peers) as seen:
+        whole = pulled.start(own, own, mask)
+    pulled.end()
+    return seen.copies, _hopper.fits(whole[0], *whole, _hopper.WIDTHS)
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_chunk_is_one_copy_and_no_two_ranks_pull_from_one(mask, kept):
+    world, sizes = 4, {"B": 2, "H": 4, "Hkv": 2, "S": 24, "D": 64}
+    case = operator.OPERATOR.case({**sizes, "gpus": world}, "fp32", "forward", mask=mask)
+    k = torch.randn(2, 2, 24, 64).bfloat16()
+    place = shared_bytes(operator.split(k, case, 0), world, kept)
+    found = spread(world, _copied, case, mask, kept, places(world, place), k)
+    chunk = 2 * 2 * 3 * 64 * 2  # K and V of one sequence
+    for rank, (copies, fits) in enumerate(found):
+        chunks = 2 * (world - 1) - (rank if mask == "causal" else 0)  # without the late ones of earlier ranks
+        assert [size for _, size in copies] == [chunk] * 2 * chunks
+        assert fits  # the kernels for Hopper take keys as they lie
+    for step in zip(*([rank for rank, _ in copies] for copies, _ in found), strict=False):
+        assert len(set(step)) == world  # as long as all have something to pull
+    rest = [[rank for rank, _ in copies[2 * (world - 1) :: 2]] for copies, _ in found]
+    for step in range(world - 1):
+        sources = [x[step] for x in rest if len(x) > step]
+        assert len(set(sources)) == len(sources)
+
+
+@pytest.mark.parametrize("D", [8, 6, 7])
+def test_keys_are_laid_however_they_lie(D):
+    """In wide numbers where rows, strides and addresses allow it."""
+    x = torch.randn(2 * 3 * 5 * D + 2).bfloat16()
+    for first in range(3):
+        given = x[first:][: 30 * D].view(2, 3, 5, D)
+        for keys in (given, given.transpose(0, 1), given.mT.contiguous().mT, given[..., :3]):
+            to = torch.zeros(keys.shape[0], keys.shape[2], keys.shape[1], keys.shape[3]).bfloat16().transpose(1, 2)
+            _copy(to, keys)
+            assert torch.equal(to, keys)
+
+
+def _kernels(group, case, memory, q, k, v, grad):
+    """This rank's part by the kernels for GPUs, whose peers are processes."""
+    given = [operator.split(x, case, group.rank).requires_grad_() for x in (q, k, v)]
+    peers = Processes(group, memory)
+    parts = []
+    for first in (False, True):
+        out = gathered(*given, "causal", on_gpus.PARTIAL, Pulled(peers), first)
+        parts.append([out.detach(), *torch.autograd.grad(out, given, operator.split(grad, case, group.rank))])
+    return parts
+
+
+def test_kernels_take_keys_as_they_are_brought():
+    case, *given = drawn(2, "causal")
+    q, k, v, grad = (x.float() for x in given)
+    found = spread(2, _kernels, case, places(2, 1 << 14), q, k, v, grad)
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    whole = operator.reference(*wide, "causal")
+    wanted = [whole.detach(), *torch.autograd.grad(whole, wide, grad.double())]
+    for form in range(2):
+        for i, right in enumerate(wanted):
+            torch.testing.assert_close(operator.join([x[form][i] for x in found], case), right.float())
+
+
+def test_own_keys_are_first_where_copies_would_not_hide():
+    """Of so many tokens, heads of 128 and 32 of them; not of few, nor of many, and the same on all ranks."""
+
+    def first(tokens, keys, world):
+        return pays(1, 32, keys, tokens // (2 * world), 128, world, 2)
+
+    lengths = [1 << i for i in range(12, 22)]
+    assert [x >> 10 for x in lengths if first(x, 8, 4)] == [16, 32, 64]
+    assert [x >> 10 for x in lengths if first(x, 32, 4)] == [16, 32, 64, 128, 256]
+    assert not any(first(x, 8, 2) for x in lengths)
 
 
 def test_every_rank_of_a_causal_mask_has_the_same_work():
@@ -272,7 +395,7 @@ def _without(group, case, memory):
                 once()
             counts.append(counted.count)
     peers = Processes(group, memory)
-    own = bench.call(partial(gathered, attention=PARTIAL, arriving=Brought(Pulled(peers))))
+    own = bench.call(partial(gathered, attention=PARTIAL, arriving=Brought(Pulled(peers)), own_first=True))
     first = own()
     peers.place = peers.meet = None  # whatever asks for peers fails
     with Sent() as counted:
