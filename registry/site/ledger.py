@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import InputError
+from ..store.index import connected
 from .facts import Fact, Run
 
 LAYOUT = 6
@@ -50,7 +51,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._connection = sqlite3.connect(path, timeout=30)
+            self._connection = connected(path)
             weakref.finalize(self, self._connection.close)
             self.fresh = self._connection.execute("PRAGMA user_version").fetchone()[0] != LAYOUT
         except sqlite3.Error as error:

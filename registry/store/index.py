@@ -76,6 +76,11 @@ class Entry:
     """How many it was asked for; 0 where it does not say."""
 
 
+def connected(path: Path | str) -> sqlite3.Connection:
+    """A database that any thread may close: one whose owner is in a cycle is closed by whichever collects it."""
+    return sqlite3.connect(path, timeout=30, check_same_thread=False)
+
+
 class Index:
     """An open index, brought up to date with the journals that are there."""
 
@@ -88,7 +93,7 @@ class Index:
     def _open(self) -> sqlite3.Connection:
         """The file, or memory where it cannot be written: a home may be read-only."""
         try:
-            connection = sqlite3.connect(self.home.folder / "index.db", timeout=30)
+            connection = connected(self.home.folder / "index.db")
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
                 layout = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -96,7 +101,7 @@ class Index:
                     _clear(connection, keep_noise=NOISE_SINCE <= layout < LAYOUT)
             return connection
         except sqlite3.Error:
-            connection = sqlite3.connect(":memory:")
+            connection = connected(":memory:")
             _clear(connection)
             return connection
 
@@ -141,7 +146,7 @@ class Index:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in _UNWRITABLE:
                 raise
-            copy = sqlite3.connect(":memory:")
+            copy = connected(":memory:")
             self._connection.backup(copy)
             self._connection.close()
             self._connection = copy

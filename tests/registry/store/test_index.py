@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import math
 import sqlite3
+import threading
 import time
 
 import pytest
@@ -205,6 +207,22 @@ def test_an_index_that_can_only_be_read(home, store, monkeypatch):
     assert index.processes(index.runs()[0]).keys() == {KEY}
     assert index.spreads("k") == {KEY: [(1.0, 2.0)]}
     assert (home.folder / "index.db").read_bytes() == before
+
+
+def test_whichever_thread_collects_an_index_closes_it(home, store, recwarn):
+    """As a server's may, of one that is in a cycle."""
+    store(1)
+    index = Index(home)
+    connection = index._connection
+    index.itself = index
+    del index
+    collector = threading.Thread(target=gc.collect)
+    collector.start()
+    collector.join()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        connection.execute("SELECT 1")
+    gc.collect()
+    assert not recwarn.list
 
 
 def test_a_home_that_is_not_there(tmp_path):
