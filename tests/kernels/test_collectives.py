@@ -12,6 +12,7 @@ from kernelmark.baselines import torch_distributed
 from kernelmark.kernels.collective import _exchange, all_to_all, peer_copy
 from kernelmark.kernels.collective import all_gather as gathering
 from kernelmark.kernels.collective import all_reduce as module
+from kernelmark.kernels.collective import reduce_scatter as scattering
 from kernelmark.kernels.collective._symmetric import Symmetric, flags_bytes
 from kernelmark.kernels.collective.all_reduce_quantized import all_reduce_quantized, pushed
 from kernelmark.kernels.cpu.all_reduce_quantized import all_reduce_quantized as on_cpu
@@ -173,6 +174,39 @@ def test_exchange_over_peers_memory(exchange, world, dtype):
                     torch.testing.assert_close(added, (rows[:, rank].float().sum(0) * 0.5).to(dtype))
                 others = torch.arange(world) != rank if call % 2 else slice(None)
                 assert torch.equal(given.view(world, size)[others], rows[rank][others])
+
+
+def _scattered(group, buffers, peers, sizes):
+    """Sums of this rank's shares, out of place and in place, with what is left of the array."""
+    scattering.words_memory = lambda x, world, use: Symmetric(
+        peers, group.rank, group.size, PROGRAMS, CAPACITY, buffers[group.rank], None
+    )
+    found = []
+    for call, size in enumerate(sizes):
+        x = array(group.rank, call, group.size * size, torch.float32)
+        out = scattering.reduce_scatter(x)
+        assert torch.equal(x, array(group.rank, call, group.size * size, torch.float32))
+        own = scattering.reduce_scatter(x, "in")
+        assert own.data_ptr() == x.view(group.size, size)[group.rank].data_ptr()
+        found.append((out, own.clone(), x))
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_reduce_scatter_by_words_and_beyond(world):
+    """Odd lengths; the last is too large for words and goes by the group's own."""
+    sizes = (1, 701, _exchange.WORDS_BYTES // 4 // world + 1)
+    found = spread(world, _scattered, *shared_memory(world, NUMBER), sizes)
+    for call, size in enumerate(sizes):
+        rows = torch.stack(
+            [array(rank, call, world * size, torch.float32).view(world, size) for rank in range(world)]
+        )
+        for rank in range(world):
+            out, own, left = found[rank][call]
+            torch.testing.assert_close(out, rows[:, rank].sum(0))
+            torch.testing.assert_close(own, out)
+            others = torch.arange(world) != rank
+            assert torch.equal(left.view(world, size)[others], rows[rank][others])
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
@@ -380,11 +414,21 @@ def test_wrong_arguments_are_named():
         module.all_reduce(torch.zeros(4), "here")
     with pytest.raises(ValueError, match="x has shape \\(4, 4\\), expected 1 dimensions"):
         all_to_all.all_to_all(torch.zeros(4, 4))
+    with pytest.raises(ValueError, match="place is 'here', expected 'out' or 'in'"):
+        scattering.reduce_scatter(torch.zeros(4), "here")
 
 
 def _of_nothing(group):
-    return all_to_all.all_to_all(torch.zeros(0)).tolist(), gathering.all_gather(torch.zeros(0)).tolist()
+    calls = all_to_all.all_to_all, gathering.all_gather, scattering.reduce_scatter
+    return [call(torch.zeros(0)).tolist() for call in calls]
 
 
-def test_exchanges_of_nothing():
-    assert spread(2, _of_nothing) == [([], [])] * 2
+def _of_a_length_that_ranks_cannot_share(group):
+    for call in (all_to_all.all_to_all, scattering.reduce_scatter):
+        with pytest.raises(ValueError, match="x has 3 elements, expected a multiple of 2 ranks"):
+            call(torch.zeros(3))
+
+
+def test_exchanges_of_nothing_and_of_what_cannot_be_shared():
+    assert spread(2, _of_nothing) == [[[], [], []]] * 2
+    spread(2, _of_a_length_that_ranks_cannot_share)
