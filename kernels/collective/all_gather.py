@@ -2,7 +2,8 @@
 
 Each rank pulls its peers' shares, one after the other in the order of a ring, beside the copy of its own. Copies
 between peers take no multiprocessor and fill a link better than loads and stores do. The shares lie in symmetric
-memory; ranks meet before they pull, and once all have pulled, so that the next call may lay its own.
+memory; ranks meet once a first part of them is there and once the rest is, and again once all have pulled, so that
+the next call may lay its own.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import torch
 import torch.distributed as dist
 
 from .._common import FLOATING, check, choice
-from ._exchange import WORDS_BYTES, exchanged, pushed, pushed_memory, pushes, words_memory
+from ._exchange import TURN, WORDS_BYTES, exchanged, pushed, pushed_memory, pushes, words_memory
 from ._peers import Peers
 from ._symmetric import shares
 
 PULLING = 1
 """The stream of copies."""
+LEAD = 4
+"""Which part of a share peers can begin with."""
 
 
 def all_gather(x: torch.Tensor, place: str = "out") -> torch.Tensor:
@@ -56,14 +59,23 @@ shares(all_gather)
 def pulled(x: torch.Tensor, out: torch.Tensor, peers: Peers) -> None:
     """As `all_gather`, by copy engines; `x` may be its rank's share of `out`."""
     parts = out.view(peers.world, -1)
-    peers.place(peers.rank, x.shape, x.dtype).copy_(x)
+    own = peers.place(peers.rank, x.shape, x.dtype)
+    lead = x.numel() // LEAD // TURN * TURN
+    near, *far = peers.others()
+    # Peers begin once they can read so much; the rest is laid meanwhile.
+    own[:lead].copy_(x[:lead])
     peers.meet(0)
+    with peers.beside(PULLING):
+        parts[near][:lead].copy_(peers.place(near, x.shape, x.dtype)[:lead])
+    own[lead:].copy_(x[lead:])
+    peers.meet(1)
     # Three at once, each on a stream of its own, had a bus bandwidth of 206 GB/s over four H200; torch's, one
     # after the other, had 314 (`20261129-200344-b173`).
     with peers.beside(PULLING):
-        for peer in peers.others():
+        parts[near][lead:].copy_(peers.place(near, x.shape, x.dtype)[lead:])
+        for peer in far:
             parts[peer].copy_(peers.place(peer, x.shape, x.dtype))
     if parts[peers.rank].data_ptr() != x.data_ptr():
         parts[peers.rank].copy_(x)
     peers.wait(PULLING)
-    peers.meet(1)  # all have pulled: the next call may lay its own
+    peers.meet(2)  # all have pulled: the next call may lay its own

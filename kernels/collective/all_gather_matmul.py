@@ -41,9 +41,13 @@ def gathered_product(a: torch.Tensor, w: torch.Tensor, peers: Peers) -> torch.Te
     out = a.new_empty(peers.world, a.shape[0], w.shape[1])
     pulled = a.new_empty(peers.world, *a.shape)
     peers.meet(0)
+    before = None
     for peer in peers.others():
         with peers.beside(peer):
+            if before is not None:
+                peers.wait(before)  # a copy has the links to itself: several at once take longer than all in turn
             pulled[peer].copy_(peers.place(peer, a.shape, a.dtype))
+        before = peer
     torch.mm(a, w, out=out[peers.rank])
     for peer in peers.others():
         peers.wait(peer)

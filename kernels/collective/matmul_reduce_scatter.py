@@ -13,6 +13,9 @@ from .._common import FLOATING, check
 from ._peers import Peers
 from ._symmetric import shares
 
+PUSHING = 1
+"""The stream of copies: one after the other, as several at once take longer than all in turn."""
+
 
 def matmul_reduce_scatter(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """(M / world, N): this rank's rows of the sum over ranks of a (M, K) @ w (K, N), of the default process group.
@@ -44,12 +47,11 @@ def scattered_product(a: torch.Tensor, w: torch.Tensor, peers: Peers) -> torch.T
     products = a.new_empty(shape)
     for peer in peers.others():
         torch.mm(rows[peer], w, out=products[peer])
-        with peers.beside(peer):
+        with peers.beside(PUSHING):
             peers.place(peer, shape, a.dtype)[peers.rank].copy_(products[peer])
     arrived = peers.place(peers.rank, shape, a.dtype)
     torch.mm(rows[peers.rank], w, out=arrived[peers.rank])
-    for peer in peers.others():
-        peers.wait(peer)
+    peers.wait(PUSHING)
     peers.meet(0)  # all have pushed
     out = arrived.sum(0)  # summed in fp32, and rounded once
     peers.meet(1)  # all have read: the next call may push
