@@ -186,6 +186,7 @@ class System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A system, as a plan's `[[systems]]` table gives it.
 
     `parts` maps a part of a model, or an operator for all parts that are one, to an implementation's name.
+    Training has more of them: the optimizer, and by FSDP2 `all_gather` and `reduce_scatter`.
     """
 
     name: str

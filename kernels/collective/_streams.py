@@ -8,6 +8,6 @@ import torch
 
 
 @functools.cache
-def stream(device: torch.device, number: int) -> torch.cuda.Stream:
-    """A device's side stream of that number, always the same."""
-    return torch.cuda.Stream(device)
+def stream(device: torch.device, number: int, priority: int = 0) -> torch.cuda.Stream:
+    """A device's side stream of that number, always the same. Below 0 its kernels go before others."""
+    return torch.cuda.Stream(device, priority)

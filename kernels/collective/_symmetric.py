@@ -81,6 +81,8 @@ def flags_bytes(world: int, programs: int) -> int:
 
 _lock = threading.Lock()
 _known: dict[tuple[Any, ...], Symmetric] = {}
+_turns: dict[int, int] = {}
+"""Of memory by its address here, how many turns it has had (`next_turn`)."""
 
 
 def capacity_for(size: int, halves: int) -> int:
@@ -135,7 +137,9 @@ _shares_host: dict[str, bool] = {}
 """Of groups, whether their ranks can have such memory, as all of them have found."""
 
 
-def symmetric_if_any(group: Any, device: torch.device, programs: int, size: int) -> Symmetric | None:
+def symmetric_if_any(
+    group: Any, device: torch.device, programs: int, size: int, use: str = ""
+) -> Symmetric | None:
     """As `symmetric` of one half; None where there is none: of one rank, on a CPU, among several hosts, or without
     access from each GPU to the others.
     """
@@ -146,8 +150,8 @@ def symmetric_if_any(group: Any, device: torch.device, programs: int, size: int)
         said: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(said, (BOOT.read_text(), _reaches(device)), group)
         _shares_host[group.group_name] = len({host for host, _ in said}) == 1 and all(able for _, able in said)
-        return symmetric_if_any(group, device, programs, size)
-    return symmetric(group, device, programs, size, halves=1)
+        return symmetric_if_any(group, device, programs, size, use)
+    return symmetric(group, device, programs, size, halves=1, use=use)
 
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -160,6 +164,16 @@ def _reaches(device: torch.device) -> bool:
     return all(torch.cuda.can_device_access_peer(device, x) for x in others)
 
 
+def next_turn(shared: Symmetric) -> int:
+    """0, 1, 2, … by calls for this memory: the same in all ranks, which make the same calls. Counted by the host:
+    a graph that is replayed does not count on.
+    """
+    with _lock:
+        turn = _turns.get(shared.buffer.data_ptr(), 0)
+        _turns[shared.buffer.data_ptr()] = turn + 1
+        return turn
+
+
 def taken(**inputs: Any) -> int:
     """Bytes of this rank's memory that its peers can read and write now; what a call is given does not matter."""
     with _lock:
@@ -170,6 +184,7 @@ def forget() -> None:
     """Gives that memory up. No rank may have a call of it under way, nor replay a graph of one."""
     with _lock:
         _known.clear()
+        _turns.clear()  # other memory may come to lie at the same address, in some ranks
 
 
 def shares(*calls: Callable[..., Any]) -> None:

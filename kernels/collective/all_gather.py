@@ -14,6 +14,7 @@ import torch.distributed as dist
 from .._common import FLOATING, check, choice
 from ._exchange import TURN, WORDS_BYTES, exchanged, pushed, pushed_memory, pushes, words_memory
 from ._peers import Peers
+from ._sharded import gather_into
 from ._symmetric import shares
 
 PULLING = 1
@@ -53,6 +54,7 @@ def all_gather(x: torch.Tensor, place: str = "out") -> torch.Tensor:
     return out
 
 
+all_gather.into = gather_into  # type: ignore[attr-defined]  # beside a step's computation, as FSDP2 asks
 shares(all_gather)
 
 

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from .._common import FLOATING, check, choice
 from ._exchange import WORDS_BYTES, scattered_sum, words_memory
+from ._sharded import scatter_into
 from ._symmetric import shares
 
 
@@ -34,4 +35,5 @@ def reduce_scatter(x: torch.Tensor, place: str = "out") -> torch.Tensor:
     return out
 
 
+reduce_scatter.into = scatter_into  # type: ignore[attr-defined]  # beside a step's computation, as FSDP2 asks
 shares(reduce_scatter)

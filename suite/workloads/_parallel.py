@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from . import _exchanges as exchanges
+
 if TYPE_CHECKING:
     import torch
 
@@ -76,6 +78,14 @@ class Parallel(Protocol):
         """The all-reduces that the communication of a step of so many passes is like, in order, bytes of each."""
         ...
 
+    def shared(self) -> int:
+        """Bytes that peers can read and that no allocator counts, of gradients' and weights' exchange."""
+        ...
+
+    def forget(self) -> None:
+        """Gives that memory up. No rank may have a step under way."""
+        ...
+
 
 class Single:
     """One process."""
@@ -124,6 +134,12 @@ class Single:
 
     def sent(self, passes: int = 1) -> tuple[float, ...]:
         return ()
+
+    def shared(self) -> int:
+        return 0
+
+    def forget(self) -> None:
+        """There is none."""
 
 
 def _own_batches(batch: torch.Tensor) -> torch.Tensor:
@@ -184,15 +200,28 @@ class Fsdp2(Single):
         self._module: Any = None
         self._whole: list[tuple[Any, Any]] = []
         """Where nothing is sent, each parameter's own part and all of it."""
+        self._calls: dict[str, Callable[..., Any]] = {}
+        """What the system names for FSDP2's exchanges, by operator."""
 
     def share(self, batch: torch.Tensor) -> torch.Tensor:
         return _own_batches(batch)
+
+    def parts(
+        self, assembly: Assembly, chosen: Chosen, B: int, S: int, dtype: str, device: str
+    ) -> Mapping[str, Callable[..., Any]]:
+        """None of the model's; takes what the system names for the exchanges."""
+        if exchanges.named(assembly.system.parts):
+            import torch.distributed as dist
+
+            self._calls = exchanges.calls(assembly, dist.get_world_size(), dtype, device)
+        return {}
 
     def spread(self, module: Any) -> Any:
         from torch.distributed.fsdp import fully_shard
 
         for part in (*module.layers, module):
             fully_shard(part, ignored_params={x for x in part.parameters() if x.dim() < 2})
+            exchanges.take(part, self._calls)
         self._module = module
         return module
 
@@ -281,6 +310,12 @@ class Fsdp2(Single):
         vectors = bytes_of(x for x in self._module.parameters() if x.dim() < 2)
         rest = bytes_of(self._module.parameters()) - sum(layers) - vectors
         return (*((passes + 0.5) * x for x in layers), (passes + 1) / 2 * rest + vectors)
+
+    def shared(self) -> int:
+        return exchanges.shared(self._calls)
+
+    def forget(self) -> None:
+        exchanges.forget(self._calls)
 
     def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
         self._module.set_requires_gradient_sync(last and not self._whole)

@@ -33,6 +33,7 @@ from . import _along as along
 from . import _averaged as averaged
 from . import _coarse_products as coarse_products
 from . import _coarse_states as coarse
+from . import _exchanges as exchanges
 from . import _expected as answer
 from . import _muon as muon
 from . import _pieces as pieces
@@ -209,6 +210,8 @@ def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
     chunks = {"sequence": case.world, "context": 2 * case.world}.get(str(case.options["parallel"]), 1)
     if r.S % chunks:
         raise NotImplementedError(f"{r.S} tokens cannot be cut into {chunks} equal parts for {case.world} ranks")
+    if case.options["parallel"] != "fsdp2" and (names := exchanges.named(system.parts)):
+        raise NotImplementedError(f"{system.name} names {' and '.join(names)}, which FSDP2 alone asks for")
     if system.changes == NO_CHANGES:
         return PartsTrainer(r, assembly, spread, case.axes.get("follow", 0))
     if not system.changes.only_stored:
@@ -548,7 +551,8 @@ class Program:
         if self.cuda:
             import torch
 
-            now = (peak_allocated(self.left), torch.cuda.max_memory_reserved())
+            shared = 0 if self.spread is None else self.spread.shared()
+            now = (peak_allocated(self.left) + shared, torch.cuda.max_memory_reserved())
             self.peaks = (max(self.peaks[0], now[0]), max(self.peaks[1], now[1]))
 
     def summarize(self, samples: list[float], watch: Watch) -> Measurement:
@@ -593,6 +597,7 @@ class Program:
         if all(map(_finite, losses)):  # after hundreds of steps on random tokens a loss may be anything
             found["loss"] = rounded(losses)
             found["loss_step"] = tuple(float(i) for i in range(len(losses)))
+        self._give_up()
         return Measurement(
             samples=found,
             timer="events" if self.cuda else "monotonic",
@@ -601,6 +606,15 @@ class Program:
             throttled=tuple(watch.throttled),
             remarks=self._remarks(),
         )
+
+    def _give_up(self) -> None:
+        """Memory that peers can read, which the next system may need: once no rank computes on it any more."""
+        if self.spread is None or not self.spread.shared():
+            return
+        self.session.device.synchronize()
+        with self.group.together():
+            """All ranks are here."""
+        self.spread.forget()
 
     def _remarks(self) -> tuple[str, ...]:
         told = []
