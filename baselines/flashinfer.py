@@ -22,6 +22,11 @@ CHECKS = (AssertionError, ValueError)
 """What its checks of arguments raise."""
 WORKSPACE = 128 << 20
 """Bytes of workspace that its documentation recommends."""
+COLUMNS = 4096
+"""Of the tokens that an array is to its all-reduce: a model's width."""
+RANKS = (2, 4, 8)
+"""That its choice between one shot and two knows (`_use_oneshot_heuristics` of `flashinfer.comm.trtllm_ar`)."""
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 serving = forward_only("FlashInfer")
 
@@ -88,6 +93,79 @@ def _gated(name: str) -> Any:
 
     factory.__doc__ = f"`flashinfer.{name}`, of gate and up side by side: laid so inside the call."
     return serving(factory)
+
+
+def all_reduce(case: Any) -> Call:
+    """`flashinfer.comm.allreduce_fusion` with nothing fused (`kAllReduce`), one shot or two as it chooses by size,
+    and launched as in its documentation: dependent on the kernel before. Not run yet.
+
+    Its workspace is TensorRT-LLM's: memory of all ranks, which each rank maps. "auto" takes "mnnvl" where it can,
+    which needs multicast, and that can put GPUs that others share out of service (`flashinfer.comm.allreduce`).
+    It takes activations: an array is so many tokens of `COLUMNS`, or one of fewer. Sums are made in its dtype.
+    """
+    from flashinfer import comm
+
+    _reduces(case)
+    columns = min(case.axes["N"], COLUMNS)
+    held = [_workspace(case, columns)]  # emptied to give it up: the call is there for longer
+
+    def call(x: Any, place: str) -> Any:
+        return comm.allreduce_fusion(
+            input=x.view(-1, columns),
+            workspace=held[0],
+            pattern=comm.AllReduceFusionPattern.kAllReduce,
+            launch_with_pdl=True,
+        ).view(-1)
+
+    def forget() -> None:
+        while held:
+            workspace = held.pop()
+            # Its `destroy` leaves the library's own references, which keep the memory.
+            comm.trtllm_destroy_ipc_workspace_for_all_reduce_fusion(workspace.ipc_handles)
+            workspace.destroy()
+
+    checked = refusing(call, *CHECKS)
+    checked.shared = lambda **inputs: sum(map(_shared, held))  # type: ignore[attr-defined]  # the harness asks
+    checked.forget = forget  # type: ignore[attr-defined]
+    return checked
+
+
+def _reduces(case: Any) -> None:
+    """Raises NotImplementedError for what its all-reduce does not take: it looks at little of this itself."""
+    N = case.axes["N"]
+    if case.options["place"] == "in":
+        raise NotImplementedError("its all-reduce gives sums only, no mean in place")
+    if case.world not in RANKS:
+        raise NotImplementedError(f"it chooses between its kernels for 2, 4 and 8 GPUs, not for {case.world}")
+    if N % min(N, COLUMNS) or min(N, COLUMNS) * BYTES[case.dtype] % 16:
+        raise NotImplementedError(f"{N} elements are no tokens of {COLUMNS} columns, nor one of whole 16 bytes")
+    if N >= 1 << 30:
+        raise NotImplementedError("it counts in 32 bits, to twice the elements of an array")
+
+
+def _workspace(case: Any, columns: int) -> Any:
+    """Of the default group's ranks, for arrays of this size. All ranks make it together."""
+    import torch
+    import torch.distributed as dist
+    from flashinfer import comm
+
+    return comm.create_allreduce_fusion_workspace(
+        backend="trtllm",
+        world_size=case.world,
+        rank=dist.get_rank(),
+        max_token_num=case.axes["N"] // columns,
+        hidden_dim=columns,
+        dtype={"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.dtype],
+    )
+
+
+def _shared(workspace: Any) -> int:
+    """Bytes of this rank's memory that its peers can read and write. With confidential computing it is torch's
+    symmetric memory, of which a workspace says sizes alone.
+    """
+    mapped = sum(x.get_allocation_size() for x in workspace.mem_handles)
+    sizes = ("buffer_size", "flag_size", "lamport_buffer_size")
+    return int(mapped or sum(workspace.metadata[x] for x in sizes))
 
 
 @serving
@@ -450,6 +528,7 @@ IMPLEMENTATIONS = {
     "fp8_matmul": {"flashinfer": fp8_matmul},
     "grouped_fp8_matmul": {"flashinfer": grouped_fp8_matmul},
     "add_rms_norm": {"flashinfer": add_rms_norm},
+    "all_reduce": {"flashinfer": all_reduce},
     "attention": {"flashinfer": attention},
     "attention_decode": {"flashinfer": attention_decode},
     "attention_fp8": {"flashinfer": attention_fp8},

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _blocks
-from ._terms import Call, forcing, sparing
+from ._terms import Call, forcing, refusing, sparing
 from ._transformer_engine_layers import Layers
 
 REQUIRES = ("transformer-engine", "transformer-engine-torch")
@@ -123,6 +123,54 @@ def attention(case: Any) -> Call:
     return forcing(call, conversion)
 
 
+def _context_parallel(how: str) -> Any:
+    """A factory for one of the ways by which `DotProductAttention` brings ranks' tokens together."""
+
+    def factory(case: Any) -> Call:
+        import torch
+        import torch.distributed as dist
+        from transformer_engine.pytorch import DotProductAttention
+
+        _shares(case, how)
+        H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
+        kind = "causal" if case.options["mask"] == "causal" else "no_mask"
+        module = DotProductAttention(H, D, num_gqa_groups=Hkv, qkv_format="bshd", attn_mask_type=kind)
+        group = dist.group.WORLD
+        module.set_context_parallel_group(group, dist.get_process_group_ranks(group), torch.cuda.Stream(), how)
+
+        def conversion(q: Any, k: Any, v: Any, mask: str) -> Any:
+            return tuple(x.transpose(1, 2).contiguous() for x in (q, k, v))
+
+        def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+            return module(*conversion(q, k, v, mask)).unflatten(-1, (H, D)).transpose(1, 2)
+
+        return refusing(forcing(call, conversion), AssertionError, ValueError)
+
+    factory.__doc__ = f"""`transformer_engine.pytorch.DotProductAttention` of a context parallel group, by "{how}".
+
+    Its ranks hold chunks r and 2·P - 1 - r as ours do (`attn_forward_func_with_cp` of its `context_parallel`).
+    It takes (B, S, H, D) as it lies in memory: copied to that order inside the call. Not run yet.
+    """
+    return factory
+
+
+def _shares(case: Any, how: str) -> None:
+    """Raises NotImplementedError for what its context parallelism does not compute."""
+    if case.world == 1:
+        raise NotImplementedError("one rank has nothing to bring: `attention` is that case")
+    if case.dtype not in ("bf16", "fp16"):
+        raise NotImplementedError(
+            f"cuDNN and FlashAttention, over which it shares a sequence, have no {case.dtype}"
+        )
+    if case.pass_ == "backward":
+        raise NotImplementedError(
+            "its first backward pass lets go of what forward saved: it cannot be repeated alone"
+        )
+    few = [x for x in (case.axes["H"], case.axes["Hkv"]) if x % case.world]
+    if how == "a2a" and few:
+        raise NotImplementedError(f"{few[0]} heads cannot be shared by {case.world} ranks")
+
+
 def attention_varlen(case: Any) -> Call:
     """`transformer_engine.pytorch.DotProductAttention` on packed tokens, its layout `thd`."""
     from transformer_engine.pytorch import DotProductAttention
@@ -230,6 +278,11 @@ IMPLEMENTATIONS = {
     "quantized_linear": {"transformer_engine": quantized_linear},
     "adamw": {"transformer_engine": adamw},
     "attention": {"transformer_engine": attention},
+    "attention_context_parallel": {
+        "transformer_engine_cp_p2p": _context_parallel("p2p"),
+        "transformer_engine_cp_all_gather": _context_parallel("all_gather"),
+        "transformer_engine_cp_a2a": _context_parallel("a2a"),
+    },
     "attention_window": {"transformer_engine": attention},
     "attention_varlen": {"transformer_engine": attention_varlen},
     "cross_entropy": {"transformer_engine": cross_entropy},

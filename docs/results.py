@@ -98,20 +98,28 @@ GRAPHED = ("train-llama-graph", "train-gpt2-graphs", "precision-1b")
 WORTH = "worth-gpt2"
 TRUTHS = ("truth/worth-1", "truth/worth-2")
 """An exchange for PyTorch's own norm with a delay before it, on two hosts."""
-COLLECTIVES = "20261129-200344-b173"
-CONTEXT_PARALLEL = ("20261129-200512-b75a", "20261129-194037-95da", "20261123-083128-c3eb")
-"""Over four GPUs, over two, and over two before."""
-CONTEXT_LONG = "20261129-193511-5b25"
-"""One GPU, a million tokens."""
+COLLECTIVES = ("20261129-232536-0d96", "20261129-200344-b173")
+"""As they are now, and before."""
+CONTEXT_PARALLEL = (
+    "20261129-233307-faaa",
+    "20261129-200512-b75a",
+    "20261129-194037-95da",
+    "20261123-083128-c3eb",
+)
+"""Over four GPUs now and before, over two, and over two before."""
+CONTEXT_LONG = ("20261129-193511-5b25", "20261129-232058-2690")
+"""A million tokens on one GPU; one and two million on four."""
 DATA_PARALLEL = "20261129-194715-adf6"
 DATA_PARALLEL_ALONE = "20261129-193510-43e3"
 """8 B parameters on one GPU of another host."""
+SHARED_STEPS = "20261129-233434-844b"
+"""A step that GPUs share, and gradients in 8 bits; as far as it came."""
 ACCUMULATED = "20261129-193611-0eca"
 """Micro-batches and Muon in graphs."""
 PRECISION_8B_GRAPHS = "20261129-193511-a701"
 """8 B parameters in 8 bits by graphs."""
-SIDE_BY_SIDE = ("parallel-alone", "20261123-083626-f895")
-"""One plan cut over two GPUs: one after the other, and both at once."""
+SIDE_BY_SIDE = (("parallel-4-alone", "20261129-231930-9a42"), ("parallel-alone", "20261123-083626-f895"))
+"""One plan cut over four GPUs, and one over two: one after the other, and all at once."""
 DECODE = (
     "20261123-082300-eb76",
     "20261123-082557-5c53",
@@ -1027,43 +1035,55 @@ def _resumed() -> list[str]:
 
 def _collectives() -> list[str]:
     """Ours against the best other, and NCCL, by size."""
+    parts = ["## Collectives over two and four GPUs"]
+    for run in COLLECTIVES:
+        parts += [_where(journal(run)), _collectives_of(run)]
+    (wrong,) = [x for x in rows_of(COLLECTIVES[0]) if x.operator == "all_reduce_quantized" and x.value() is None]
+    return [
+        *parts,
+        "GB/s is `busbw`, of copies the rate of the link. Beside `all_reduce_quantized` stands `all_reduce` in "
+        "bf16 of the same size, where the run has it. vLLM's all-reduce and FlashInfer's were not installed. Out "
+        "of place NCCL's and torch's two-shot copy the array first, which is in their time. The first run was "
+        "ended by a limit of time. Between the two `all_gather` from 32 MiB on has "
+        "changed, and again over two GPUs after the first, back to what the second has. "
+        f"`{wrong.case}` is {wrong.status}: {wrong.reason}. A rank's own part of the sum is rounded to E4M3 too, "
+        "by a share of the sum, and the bound is of a rank's own values: over four GPUs sums are twice as large.",
+    ]
+
+
+def _collectives_of(run: str) -> str:
+    """The table of one run."""
     lines = []
-    for x in rows_of(COLLECTIVES):
+    for x in rows_of(run):
         if x.provider != PROVIDER or x.value() is None:
             continue
-        like = [y for y in rows_of(COLLECTIVES) if (y.operator, y.case) == (x.operator, x.case)]
+        like = [y for y in rows_of(run) if (y.operator, y.case) == (x.operator, x.case)]
         if x.operator == "all_reduce_quantized":  # beside the same sum in bf16
             like = [
                 y
-                for y in rows_of(COLLECTIVES)
+                for y in rows_of(run)
                 if (y.operator, y.axes, y.options.get("place")) == ("all_reduce", x.axes, "out")
             ]
         others = [y for y in like if y.provider != PROVIDER and y.value() is not None]
-        best = min(others, key=_value)
-        nccl = next(y for y in others if y.implementation == "torch_distributed")
+        best = min(others, key=_value, default=None)
+        nccl = next((y for y in others if y.implementation == "torch_distributed"), None)
         ms = _value(x)
         rate = x.value("busbw") or x.value("link_rate")
         lines.append(
             [
                 f"`{x.operator}`",
                 str(x.axes["gpus"]),
-                str(x.options.get("place") or x.options.get("pattern") or ""),
-                figures.size(2 * x.axes["N"]),
+                str(x.options.get("place") or x.options.get("pattern") or x.options.get("scheme") or ""),
+                figures.size(2 * x.axes["N"]) if "N" in x.axes and "M" not in x.axes else x.case.split("-gpus")[0],
                 figures.number(ms),
                 figures.number(rate),
-                f"`{best.implementation}`",
-                _ratio(_value(best) / ms),
-                _ratio(_value(nccl) / ms),
+                f"`{best.implementation}`" if best else "",
+                _ratio(_value(best) / ms) if best else "",
+                _ratio(_value(nccl) / ms) if nccl else "",
             ]
         )
     head = ["operator", "GPUs", "", "of bf16", "ms", "GB/s", "best other", "× best other", "× NCCL, NVLS off"]
-    return [
-        "## Collectives over two and four GPUs",
-        f"{_where(journal(COLLECTIVES))} GB/s is `busbw`, of copies the rate of the link. Beside "
-        "`all_reduce_quantized` (int8) stands `all_reduce` in bf16 of the same size. vLLM's all-reduce was not "
-        "installed. Out of place NCCL's and torch's two-shot copy the array first, which is in their time.",
-        _table(head, lines),
-    ]
+    return _table(head, lines)
 
 
 def _context() -> list[str]:
@@ -1071,15 +1091,22 @@ def _context() -> list[str]:
     parts = ["## Context parallel attention over two and four GPUs"]
     for run in CONTEXT_PARALLEL:
         parts += [_where(journal(run)), _context_of(run)]
-    (one,) = rows_of(CONTEXT_LONG)
+    (one,), four = map(rows_of, CONTEXT_LONG)
+    million, longest = sorted(four, key=lambda x: x.axes["S"])
+    efficiency = figures.percent(_value(one) / (4 * _value(million)), 1)
     return [
         *parts,
         "Causal, 32 heads, 8 key heads, D 128. Efficiency is T₁ / (P·T_P). Over four GPUs T₁ is the slowest one's "
         "of four that each computed the whole at once; over two it is one of them. Above 100 % several did not "
         "run in the same power state as the one: nearly all rows were throttled. *Exposed* is what a call took "
         "longer than one that sends nothing. `×` is the peer's time over ours; torch's is its context parallel "
-        f"attention by cuDNN. One GPU took {figures.number(_value(one) / 1e3)} s for {one.axes['S']:,} tokens "
-        f"(`{CONTEXT_LONG}`), of one sample as above 512 k; four were not reached.",
+        "attention by cuDNN.",
+        f"Of one sample, as above 512 k: one GPU took {figures.number(_value(one) / 1e3)} s for "
+        f"{one.axes['S']:,} tokens (`{CONTEXT_LONG[0]}`), and four of another host "
+        f"{figures.number(_value(million) / 1e3)} s (`{CONTEXT_LONG[1]}`), which is {efficiency} of four times "
+        f"its speed. {longest.axes['S']:,} tokens took {figures.number(_value(longest) / 1e3)} s and "
+        f"{figures.size(_known(longest.value('rank_memory')))} a GPU, inputs and the memory that peers read in "
+        "it. Gradients of either were not run.",
     ]
 
 
@@ -1162,6 +1189,17 @@ def _data_parallel() -> list[str]:
         for x in predictions(journal(DATA_PARALLEL), (4,))
         if x.off is not None
     ]
+    shared = [
+        [
+            x.case,
+            f"`{x.implementation}`",
+            figures.number(_value(x)),
+            figures.number(x.value("exposed_communication"), 3),
+            figures.number(x.value("compression_ratio"), 3),
+            figures.size(_known(x.value("peak_allocated"))),
+        ]
+        for x in rows_of(SHARED_STEPS)
+    ]
     return [
         "## Training over two and four GPUs",
         f"{_where(journal(DATA_PARALLEL))} Weak scaling, against the best correct system of one GPU; of 8 B that "
@@ -1171,12 +1209,30 @@ def _data_parallel() -> list[str]:
         "What `kernelmark predict` makes of the steps of one and two GPUs and of all-reduces over two, beside "
         "what four took:",
         _table(["from", "predicted for four, ms", "measured, ms", "off"], predicted),
+        f"A step that four GPUs share (its tokens are all of theirs), and DDP with gradients in 8 bits: "
+        f"{_where(journal(SHARED_STEPS))} As far as the machine was there.",
+        _table(["case", "implementation", "ms", "exposed ms", "times smaller", "peak memory"], shared),
     ]
 
 
+def _known(value: float | None) -> float:
+    assert value is not None
+    return value
+
+
 def _side_by_side_gpus() -> list[str]:
-    """What neighbours cost: rows of one plan, alone and beside another GPU's."""
-    alone, both = ({(x.operator, x.case, x.implementation): x for x in rows_of(run)} for run in SIDE_BY_SIDE)
+    """What neighbours cost: rows of one plan, alone and beside other GPUs'."""
+    parts = ["## GPUs side by side"]
+    for runs in SIDE_BY_SIDE:
+        parts += _side_by_side_of(*runs)
+    return parts
+
+
+def _side_by_side_of(one_by_one: str, at_once: str) -> list[str]:
+    """Of one plan: its shards one after the other, and all at once."""
+    alone, both = (
+        {(x.operator, x.case, x.implementation): x for x in rows_of(run)} for run in (one_by_one, at_once)
+    )
     ratios = {x: _value(both[x]) / _value(alone[x]) for x in alone if x in both}
     lines = [
         [
@@ -1190,12 +1246,15 @@ def _side_by_side_gpus() -> list[str]:
         for x, r in sorted(ratios.items())
     ]
     most = max(ratios.values(), key=lambda x: abs(x - 1))
+    count = len(journal(at_once).footers)
+    walls = [[x.wall_s for x in journal(run).footers] for run in (one_by_one, at_once)]
     return [
-        "## Two GPUs side by side",
-        f"A plan cut in two, each half on a GPU of its own: one after the other (`{SIDE_BY_SIDE[0]}`) and at "
-        f"once (`{SIDE_BY_SIDE[1]}`). Of {len(lines)} rows none changed by more than "
-        f"{figures.percent(abs(most - 1), 1)}: these two GPUs share no power limit that shows. One replicate "
-        "each.",
+        f"A plan cut in {count}, each part on a GPU of its own: one after the other (`{one_by_one}`) in "
+        f"{figures.number(sum(walls[0]), 3)} s, and at once (`{at_once}`) in "
+        f"{figures.number(max(walls[1]), 3)} s, which is {figures.percent(max(walls[1]) / sum(walls[0]))}; the "
+        "longest part alone took "
+        f"{figures.number(max(walls[0]), 3)} s. Of {len(lines)} rows none changed by more than "
+        f"{figures.percent(abs(most - 1), 1)}: these GPUs share no power limit that shows. One replicate each.",
         _table(["operator", "case", "implementation", "alone, ms", "at once, ms", "change"], lines),
     ]
 

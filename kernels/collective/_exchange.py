@@ -8,7 +8,8 @@ what comes. All take one way over a link and (n-1)/n of the whole array, S:
 
 Each operator has memory of its own, as they may be in several streams at once.
 
-Not run on a GPU; the logic is tested with Triton's interpreter in several processes on shared memory.
+Run on two and four GPUs of one host; the logic is tested with Triton's interpreter in several processes on
+shared memory.
 """
 
 from __future__ import annotations

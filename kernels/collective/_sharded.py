@@ -12,8 +12,8 @@ used again in the call after the next. Before that call a rank has passed the me
 each peer came, in its stream, behind all that it did in the call before: it has read what was in that place. What
 is larger than a place goes in pieces, each with a turn and a meeting of its own.
 
-Turns are counted by the host, so no CUDA graph may hold a call. Not run on a GPU; the logic is tested in several
-processes on shared memory, the sum by Triton's interpreter.
+Turns are counted by the host, so no CUDA graph may hold a call. Run on four GPUs of one host; the logic is tested
+in several processes on shared memory, the sum by Triton's interpreter.
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ from ._symmetric import shares
 PULLING = 1
 """The stream of copies."""
 LEAD = 4
-"""Which part of a share peers can begin with."""
+"""Which part of a share peers can begin with, of more than two ranks. Of two they took .57 ms so for 256 MiB
+(`20261129-232536-0d96`), and .47 with all of it (`20261129-200344-b173`).
+"""
 
 
 def all_gather(x: torch.Tensor, place: str = "out") -> torch.Tensor:
@@ -62,17 +64,17 @@ def pulled(x: torch.Tensor, out: torch.Tensor, peers: Peers) -> None:
     """As `all_gather`, by copy engines; `x` may be its rank's share of `out`."""
     parts = out.view(peers.world, -1)
     own = peers.place(peers.rank, x.shape, x.dtype)
-    lead = x.numel() // LEAD // TURN * TURN
     near, *far = peers.others()
     # Peers begin once they can read so much; the rest is laid meanwhile.
+    lead = x.numel() // LEAD // TURN * TURN if far else x.numel()
     own[:lead].copy_(x[:lead])
     peers.meet(0)
     with peers.beside(PULLING):
         parts[near][:lead].copy_(peers.place(near, x.shape, x.dtype)[:lead])
     own[lead:].copy_(x[lead:])
     peers.meet(1)
-    # Three at once, each on a stream of its own, had a bus bandwidth of 206 GB/s over four H200; torch's, one
-    # after the other, had 314 (`20261129-200344-b173`).
+    # Three at once, each on a stream of its own, had a bus bandwidth of 206 GB/s over four H200; one after the
+    # other they have 327 (the same two runs).
     with peers.beside(PULLING):
         parts[near][lead:].copy_(peers.place(near, x.shape, x.dtype)[lead:])
         for peer in far:
