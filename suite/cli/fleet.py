@@ -374,6 +374,27 @@ def fleet_collect(run: str, folder: Path | None, output: Path | None) -> None:
         raise click.exceptions.Exit(4)
 
 
+@command_fleet.command("drop")
+@names.run_argument("run", metavar="RUN")
+@click.argument("shards", type=click.IntRange(1), nargs=-1, required=True, metavar="SHARD...")
+@shared("output")
+def fleet_drop(run: str, shards: tuple[int, ...], output: Path | None) -> None:
+    """Take shards out of a run, as of a host that is unlike the others; --resume asks for them again.
+
+    What they measured is kept beside the run's order, and counts no more, wherever it is delivered again.
+    """
+    from ..fleet.drive import again
+    from ..fleet.dropping import drop
+    from ..fleet.order import load
+
+    home = Home(output)
+    writable(home)
+    order = load(home, run)
+    for path in drop(order, home, shards):
+        click.echo(f"kept: {path}")
+    click.echo(f"run {order.run} is without {counted(len(set(shards)), 'shard')} now. {again(order)}")
+
+
 @command_fleet.command("cancel")
 @RUN
 @shared("output")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ...registry.store.shards import path_of, shards_of
 from ...registry.store.transfer import import_journal, join
 from .comparison import Report
 from .comparison import parse as parse_report
-from .delivery import Delivery, found, read
+from .delivery import Delivery, found, hashes, read
 from .order import Order, folder_of
 from .task import JOURNAL, REPORT
 
@@ -71,6 +71,19 @@ def deliveries_of(home: Home, run: str) -> Path:
     return folder_of(home, run) / "deliveries"
 
 
+def dropped_in(home: Home, run: str) -> Path:
+    """Where shards are kept that were taken out of a run, each by the hash of what counted."""
+    return folder_of(home, run) / "dropped"
+
+
+def offered(order: Order, home: Home, folder: Path) -> Iterator[Path]:
+    """The deliveries in a folder, oldest first, without those that were taken out of the run."""
+    gone = {x.stem.rpartition("-")[2] for x in dropped_in(home, order.run).glob("*-of-*-*")}
+    for path in found(folder):
+        if not gone or gone.isdisjoint(hashes(path)):
+            yield path
+
+
 def collect(
     order: Order, home: Home, folder: Path | None = None, known: frozenset[str] = frozenset(), tell: Tell = untold
 ) -> State:
@@ -78,7 +91,7 @@ def collect(
     refused: list[Refused] = []
     duplicates = 0
     there = {x.shard: x for x in whole_shards(order, home)}
-    paths = [x for x in found(folder or deliveries_of(home, order.run)) if x.name not in known]
+    paths = [x for x in offered(order, home, folder or deliveries_of(home, order.run)) if x.name not in known]
     for number, path in enumerate(paths):
         tell(path.name, number / len(paths))  # shards are cut to be alike
         taken = _take(order, home, path, there)
@@ -110,7 +123,7 @@ def whole_shards(order: Order, home: Home) -> list[Whole]:
 def waiting(order: Order, home: Home) -> dict[int, str]:
     """The shards that came back whole and that nobody has taken in: `--no-wait`, or who drove the run is gone."""
     out = {}
-    for path in [] if order.compare else found(deliveries_of(home, order.run)):
+    for path in [] if order.compare else offered(order, home, deliveries_of(home, order.run)):
         delivered = read(path)
         if isinstance(delivered, str) or JOURNAL not in delivered[1]:
             continue
@@ -150,12 +163,17 @@ def _take(order: Order, home: Home, path: Path, there: Mapping[int, Whole]) -> W
 
 def reports(order: Order, home: Home) -> dict[int, tuple[Whole, Report]]:
     """Of a comparison: by shard, the report that was delivered first."""
-    out: dict[int, tuple[Whole, Report]] = {}
-    for path in found(deliveries_of(home, order.run)):
+    return {shard: (whole, parse_report(data)) for shard, (whole, data) in sorted(reported(order, home).items())}
+
+
+def reported(order: Order, home: Home) -> dict[int, tuple[Whole, bytes]]:
+    """The same as it was delivered."""
+    out: dict[int, tuple[Whole, bytes]] = {}
+    for path in offered(order, home, deliveries_of(home, order.run)):
         taken = _take(order, home, path, {})
         if isinstance(taken, Whole) and taken.shard not in out:
-            out[taken.shard] = taken, parse_report((path / REPORT).read_bytes())
-    return dict(sorted(out.items()))
+            out[taken.shard] = taken, (path / REPORT).read_bytes()
+    return out
 
 
 def _compared(home: Home, path: Path, note: Delivery, contents: Mapping[str, bytes]) -> Whole | Refused:

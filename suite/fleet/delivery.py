@@ -71,6 +71,14 @@ def read(folder: Path) -> tuple[Delivery, dict[str, bytes]] | str:
     return note, contents
 
 
+def hashes(folder: Path) -> frozenset[str]:
+    """The SHA-256 of each file of a delivery, as its note says; none of what is no delivery."""
+    try:
+        return frozenset(msgspec.json.decode((folder / NOTE).read_bytes(), type=Delivery).files.values())
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return frozenset()
+
+
 def found(folder: Path) -> Iterator[Path]:
     """The folders of deliveries in a folder, oldest first."""
     there = [x for x in folder.iterdir() if not x.name.startswith(".") and x.is_dir()] if folder.is_dir() else []

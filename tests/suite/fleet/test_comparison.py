@@ -16,6 +16,7 @@ from kernelmark.registry.store.record import Key
 from kernelmark.suite.fleet.collect import collect, deliveries_of, reports
 from kernelmark.suite.fleet.comparison import join, parse
 from kernelmark.suite.fleet.delivery import Delivery, digest, write
+from kernelmark.suite.fleet.dropping import drop
 from kernelmark.suite.fleet.order import Order
 
 
@@ -91,3 +92,8 @@ def test_the_first_report_of_a_shard_counts_and_an_end_without_verdict_does_not(
     assert [x.shard for x in state.whole] == [1, 2]
     assert [x.reason for x in state.refused] == ["it ended with exit code 5"]
     assert {shard: x.verdicts[0].key.case for shard, (_, x) in reports(order, home).items()} == {1: "B", 2: "C"}
+    (kept,) = drop(order, home, [1])  # of which the one behind it counts then
+    assert kept.read_bytes() == text(report(ROWS[1]))
+    assert {shard: x.verdicts[0].key.case for shard, (_, x) in reports(order, home).items()} == {1: "A", 2: "C"}
+    drop(order, home, [1])
+    assert collect(order, home).missing == (1,)

@@ -18,6 +18,7 @@ from kernelmark.suite.fleet import order as orders
 from kernelmark.suite.fleet.collect import collect, deliveries_of, waiting
 from kernelmark.suite.fleet.delivery import NOTE, Delivery, digest, write
 from kernelmark.suite.fleet.drive import CANCELLED, Cancelled, drive
+from kernelmark.suite.fleet.dropping import drop
 from kernelmark.suite.fleet.engine import EngineError
 from kernelmark.suite.fleet.order import Order
 
@@ -149,6 +150,46 @@ def test_shards_of_other_conditions_are_not_pooled(home):
     _, refused = go(home, engine)
     assert engine.asked == [[1, 2, 3], [2]]
     assert refused == [f"shards of run {RUN} differ in commit: they are no one run."]
+
+
+def test_what_was_taken_out_counts_no_more_and_is_asked_for_again(home):
+    go(home, Hosts(home, {2: journal(2, ms=9.0)}))
+    (kept,) = drop(ORDER, home, [2, 2])
+    assert kept.read_bytes() == journal(2, ms=9.0)
+    assert values(home) == {"N1": 1.0, "N3": 1.0}
+    assert not read(home.find(RUN)).footers[-1].complete
+    assert collect(ORDER, home).missing == (2,)
+    deliver(deliveries_of(home, RUN), 2, journal(2, ms=9.0))  # the same again
+    assert collect(ORDER, home).missing == (2,)
+    engine = Hosts(home, {2: journal(2, ms=3.0)})
+    state, refused = go(home, engine)
+    assert (engine.asked, refused, state.missing) == ([[2]], [], ())
+    assert values(home) == {"N1": 1.0, "N2": 3.0, "N3": 1.0}
+
+
+def test_a_shard_unlike_the_others_makes_room_for_them(home):
+    deliver(deliveries_of(home, RUN), 1, journal(1, key="another driver"))
+    assert collect(ORDER, home).missing == (2, 3)
+    for shard in (2, 3):
+        deliver(deliveries_of(home, RUN), shard, journal(shard))
+    assert [x.shard for x in collect(ORDER, home).refused] == [2, 3]
+    drop(ORDER, home, [1])
+    assert not home.journal(RUN).exists()
+    state = collect(ORDER, home)
+    assert (state.missing, state.refused) == ((1,), ())
+    assert values(home) == {"N2": 1.0, "N3": 1.0}
+
+
+def test_only_what_is_here_is_taken_out(home):
+    with pytest.raises(InputError, match=r"shard 1 is not here; none is\."):
+        drop(ORDER, home, [1])
+    deliver(deliveries_of(home, RUN), 3, journal(3))
+    collect(ORDER, home)
+    with pytest.raises(InputError, match=r"shard 4 is not here; these are: 3\."):
+        drop(ORDER, home, [3, 4])
+    assert values(home) == {"N3": 1.0}
+    with FileLock(orders.folder_of(home, RUN) / "driver.lock"), pytest.raises(InputError, match="fleet cancel"):
+        drop(ORDER, home, [3])
 
 
 def test_wrong_input_is_not_asked_for_again(home):
