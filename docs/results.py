@@ -1248,13 +1248,16 @@ def _side_by_side_of(one_by_one: str, at_once: str) -> list[str]:
     most = max(ratios.values(), key=lambda x: abs(x - 1))
     count = len(journal(at_once).footers)
     walls = [[x.wall_s for x in journal(run).footers] for run in (one_by_one, at_once)]
+    measuring = sum(x.spent_s[y] for x in journal(at_once).footers for y in ("sample", "ceilings")) / sum(walls[1])
     return [
         f"A plan cut in {count}, each part on a GPU of its own: one after the other (`{one_by_one}`) in "
         f"{figures.number(sum(walls[0]), 3)} s, and at once (`{at_once}`) in "
         f"{figures.number(max(walls[1]), 3)} s, which is {figures.percent(max(walls[1]) / sum(walls[0]))}; the "
         "longest part alone took "
         f"{figures.number(max(walls[0]), 3)} s. Of {len(lines)} rows none changed by more than "
-        f"{figures.percent(abs(most - 1), 1)}: these GPUs share no power limit that shows. One replicate each.",
+        f"{figures.percent(abs(most - 1), 1)}. At once, samples and ceilings were {figures.percent(measuring)} of "
+        "the time, so neighbours were seldom at work together: a power limit that these GPUs share might not "
+        "show. One replicate each.",
         _table(["operator", "case", "implementation", "alone, ms", "at once, ms", "change"], lines),
     ]
 

@@ -12,8 +12,11 @@ used again in the call after the next. Before that call a rank has passed the me
 each peer came, in its stream, behind all that it did in the call before: it has read what was in that place. What
 is larger than a place goes in pieces, each with a turn and a meeting of its own.
 
-Turns are counted by the host, so no CUDA graph may hold a call. Run on four GPUs of one host; the logic is tested
-in several processes on shared memory, the sum by Triton's interpreter.
+Turns are counted by the host, so no CUDA graph may hold a call: a capture raises RuntimeError. All groups of a
+device share the streams: ranks must call in one order whatever they have in common.
+
+Run on four GPUs of one host; the logic is tested in several processes on shared memory, the sum by Triton's
+interpreter.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ def gather_into(x: torch.Tensor, out: torch.Tensor, group: dist.ProcessGroup) ->
     must call it. By `torch.distributed` where ranks have no memory in common.
     """
     size = x.numel() * x.element_size()
-    peers = _peers(x, group, min(size, PIECE), 1, "shards gathered")
+    peers = _peers(x, group, size, 1, "shards gathered")
     if peers is None:
         dist.all_gather_into_tensor(out, x, group=group)
         return
@@ -68,7 +71,7 @@ def scatter_into(x: torch.Tensor, out: torch.Tensor, group: dist.ProcessGroup, m
     peers = None
     if x.dtype in FLOATING:
         size = out.numel() * out.element_size()
-        peers = _peers(x, group, min(size, PIECE), dist.get_world_size(group) - 1, "shards scattered")
+        peers = _peers(x, group, size, dist.get_world_size(group) - 1, "shards scattered")
     if peers is None:
         op = dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM
         dist.reduce_scatter_tensor(out, x, op=op, group=group)
@@ -79,9 +82,13 @@ def scatter_into(x: torch.Tensor, out: torch.Tensor, group: dist.ProcessGroup, m
 
 
 def _peers(x: torch.Tensor, group: dist.ProcessGroup, size: int, slots: int, use: str) -> Peers | None:
-    """Of places with so many slots of `size` bytes at least; None where there is no such memory, or no need."""
+    """Of places with so many slots of `size` bytes at least, or of a piece; None where there is no such memory, or
+    no need.
+    """
     if not size or not slots:
         return None
+    # By powers of two: what is outgrown stays, and all of it is less than what took its place.
+    size = min(PIECE, 1 << (size - 1).bit_length())
     return Peers.if_any(group, x.device, PLACES * slots * cdiv(size, LINE) * LINE, use, URGENT)
 
 

@@ -166,8 +166,10 @@ def _reaches(device: torch.device) -> bool:
 
 def next_turn(shared: Symmetric) -> int:
     """0, 1, 2, … by calls for this memory: the same in all ranks, which make the same calls. Counted by the host:
-    a graph that is replayed does not count on.
+    a graph that is replayed would not count on. Raises RuntimeError in a capture.
     """
+    if shared.buffer.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("turns are counted by the host: no CUDA graph may hold a call that takes one")
     with _lock:
         turn = _turns.get(shared.buffer.data_ptr(), 0)
         _turns[shared.buffer.data_ptr()] = turn + 1

@@ -2,8 +2,8 @@
 
 Each rank pulls its peers' shares, one after the other in the order of a ring, beside the copy of its own. Copies
 between peers take no multiprocessor and fill a link better than loads and stores do. The shares lie in symmetric
-memory; ranks meet once a first part of them is there and once the rest is, and again once all have pulled, so that
-the next call may lay its own.
+memory; ranks meet once they are there (more than two ranks once a first part is and once the rest is), and again
+once all have pulled, so that the next call may lay its own.
 """
 
 from __future__ import annotations
@@ -71,14 +71,15 @@ def pulled(x: torch.Tensor, out: torch.Tensor, peers: Peers) -> None:
     peers.meet(0)
     with peers.beside(PULLING):
         parts[near][:lead].copy_(peers.place(near, x.shape, x.dtype)[:lead])
-    own[lead:].copy_(x[lead:])
-    peers.meet(1)
-    # Three at once, each on a stream of its own, had a bus bandwidth of 206 GB/s over four H200; one after the
-    # other they have 327 (the same two runs).
-    with peers.beside(PULLING):
-        parts[near][lead:].copy_(peers.place(near, x.shape, x.dtype)[lead:])
-        for peer in far:
-            parts[peer].copy_(peers.place(peer, x.shape, x.dtype))
+    if far:
+        own[lead:].copy_(x[lead:])
+        peers.meet(1)
+        # Three at once, each on a stream of its own, had a bus bandwidth of 206 GB/s over four H200; one after the
+        # other they have 327 (the same two runs).
+        with peers.beside(PULLING):
+            parts[near][lead:].copy_(peers.place(near, x.shape, x.dtype)[lead:])
+            for peer in far:
+                parts[peer].copy_(peers.place(peer, x.shape, x.dtype))
     if parts[peers.rank].data_ptr() != x.data_ptr():
         parts[peers.rank].copy_(x)
     peers.wait(PULLING)

@@ -118,4 +118,6 @@ def again(order: Order) -> str:
     """What to do about a run that is not whole."""
     if order.engine == "local":
         return f"Go on with: kernelmark run --resume {order.run} --parallel --gpus, with {order.shards} of them"
+    if order.engine == "kubernetes":  # nobody but whoever applied the Job can ask for anything
+        return f"Have its Job run again, and then: kernelmark fleet collect {order.run} --from FOLDER"
     return f"Go on with: kernelmark fleet run --resume {order.run}"

@@ -21,9 +21,13 @@ from .delivery import digest
 from .order import Order, folder_of
 from .task import JOURNAL, REPORT
 
+WHOLE = "whole"
+"""What a run's own journal is called that was laid aside: the last one."""
+
 
 def drop(order: Order, home: Home, shards: Sequence[int]) -> list[Path]:
-    """Takes whole shards out; where each is kept. The run is joined anew from those that stay.
+    """Takes whole shards out; where each is kept. The run is joined anew from those that stay, and is none where
+    none stays; its journal as it was is kept beside them.
 
     Raises `InputError` for a shard that is not here, before any is touched, and where somebody drives the run.
     """
@@ -43,19 +47,32 @@ def _drop(order: Order, home: Home, shards: Sequence[int]) -> list[Path]:
         there = f"these are: {', '.join(map(str, here))}" if here else "none is"
         raise InputError(f"of run {order.run} shard {lacking[0]} is not here; {there}.")
     reports = reported(order, home) if order.compare else {}
+    apart = dropped_in(home, order.run)
+    apart.mkdir(exist_ok=True)
     kept = []
-    for shard in shards:
-        source = path_of(home, order.run, (shard, order.shards))
-        data = reports[shard][1] if order.compare else source.read_bytes()
-        ending = Path(REPORT if order.compare else JOURNAL).suffix
-        kept.append(dropped_in(home, order.run) / f"{shard}-of-{order.shards}-{digest(data)}{ending}")
-        kept[-1].parent.mkdir(exist_ok=True)
-        if order.compare:  # what was delivered stays where it is, and is known by its hash
-            kept[-1].write_bytes(data)
-        else:
-            os.replace(source, kept[-1])
+    with filelock.FileLock(home.folder / "import.lock"):  # nobody takes a shard in, and joins them, meanwhile
+        if not order.compare:
+            _lay_aside(order, home)
+        for shard in shards:
+            source = path_of(home, order.run, (shard, order.shards))
+            data = reports[shard][1] if order.compare else source.read_bytes()
+            ending = Path(REPORT if order.compare else JOURNAL).suffix
+            kept.append(apart / f"{shard}-of-{order.shards}-{digest(data)}{ending}")
+            if order.compare:  # what was delivered stays where it is, and is known by its hash
+                kept[-1].write_bytes(data)
+            else:
+                os.replace(source, kept[-1])
     if shards_of(home, order.run):
         join(home, order.run)
-    else:
-        home.journal(order.run).unlink(missing_ok=True)
     return kept
+
+
+def _lay_aside(order: Order, home: Home) -> None:
+    """Puts the run's own journal beside the shards that were taken out, before any of them is touched. One that
+    still had them would refuse all others, were this process killed here; where there is none, `collect` makes it.
+    Nor is it deleted: it may have what no shard has, and another file in its place is told from it by its inode.
+    """
+    joined = home.journal(order.run)
+    for path in (joined, joined.with_name(f"{joined.name}.gz")):
+        if path.exists():
+            os.replace(path, dropped_in(home, order.run) / path.name.replace(order.run, WHOLE, 1))

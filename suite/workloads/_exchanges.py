@@ -45,12 +45,12 @@ def take(part: Any, calls: Mapping[str, Callable[..., Any]]) -> None:
         part.set_custom_reduce_scatter(Scatter(call.into))  # type: ignore[attr-defined]
 
 
-def shared(calls: Mapping[str, Callable[..., Any]]) -> int:
+def shared(calls: Mapping[str, Any]) -> int:
     """Bytes of this rank's memory that its peers can read for them; each says it of all that are of its kind."""
     return max((int(x.shared()) for x in calls.values() if hasattr(x, "shared")), default=0)
 
 
-def forget(calls: Mapping[str, Callable[..., Any]]) -> None:
+def forget(calls: Mapping[str, Any]) -> None:
     """Gives that memory up."""
     for x in calls.values():
         if hasattr(x, "forget"):

@@ -79,7 +79,7 @@ class Parallel(Protocol):
         ...
 
     def shared(self) -> int:
-        """Bytes that peers can read and that no allocator counts, of gradients' and weights' exchange."""
+        """Bytes that peers can read and that no allocator counts, of what a step exchanges."""
         ...
 
     def forget(self) -> None:

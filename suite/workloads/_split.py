@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model import Chosen
 from ..operator import BYTES
+from . import _exchanges as exchanges
 from ._parallel import Ddp, Single
 
 if TYPE_CHECKING:
@@ -298,6 +299,13 @@ class ContextParallel(Ddp):
         """
         layers = len(self._module.module.layers)
         return (*super().sent(passes), *[float(self._keys)] * (layers * passes))
+
+    def shared(self) -> int:
+        """Of attention: K and V lie where peers pull them from."""
+        return exchanges.shared({ATTENTION: self._attend})
+
+    def forget(self) -> None:
+        exchanges.forget({ATTENTION: self._attend})
 
 
 DIVIDED: Mapping[str, Callable[[int], Single]] = {

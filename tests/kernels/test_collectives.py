@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -222,21 +223,43 @@ def test_shares_of_the_largest_arrays_fit(world, width):
     assert world * width * _exchange.slot(share) <= _exchange.PUSHED_BYTES
 
 
+class Late(Processes):
+    """A rank is late by chance at every meeting, of which it counts."""
+
+    def __init__(self, group, memory):
+        super().__init__(group, memory)
+        self.met = []
+        self._late = random.Random(group.rank)
+
+    def meet(self, channel):
+        self.met.append(channel)
+        time.sleep(self._late.choice((0, 0, 0.004)))
+        super().meet(channel)
+        time.sleep(self._late.choice((0, 0, 0.004)))
+
+
+SHARES = (7, 333, 100, 64, 5, 200, 31)
+"""Elements: of which peers can begin with none, and with some."""
+
+
 def _pulled(group, memory):
-    found = []
-    for call, place in enumerate(("out", "in", "out")):
-        x = array(group.rank, call, 7, torch.float16)
-        peers = SimpleNamespace(rank=group.rank, world=group.size)
-        found.append(
-            _gathered(x, place, peers, lambda x, out, _: gathering.pulled(x, out, Processes(group, memory)))
-        )
-    return found
+    peers, found = Late(group, memory), []
+    for call, size in enumerate(SHARES):
+        x = array(group.rank, call, size, torch.float16)
+        ranks = SimpleNamespace(rank=group.rank, world=group.size)
+        place = "in" if call % 2 else "out"
+        found.append(_gathered(x, place, ranks, lambda x, out, _: gathering.pulled(x, out, peers)))
+    return found, peers.met
 
 
-def test_all_gather_by_copy_engines():
-    for found in spread(3, _pulled, places(3, 64)):
-        for call, out in enumerate(found):
-            assert torch.equal(out, torch.cat([array(rank, call, 7, torch.float16) for rank in range(3)]))
+@pytest.mark.parametrize(("world", "meetings"), [(2, [0, 2]), (3, [0, 1, 2]), (4, [0, 1, 2])])
+def test_all_gather_by_copy_engines(world, meetings):
+    """Calls after one another in one place, whoever is late."""
+    for found, met in spread(world, _pulled, places(world, 2 * max(SHARES))):
+        assert met == meetings * len(SHARES)
+        for call, size in enumerate(SHARES):
+            shares = [array(rank, call, size, torch.float16) for rank in range(world)]
+            assert torch.equal(found[call], torch.cat(shares))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])

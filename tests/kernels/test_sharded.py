@@ -163,6 +163,22 @@ def test_a_shard_of_a_layer_of_8b_goes_at_once(memory):
 PIECES_BYTES = [256 << 20, 768 << 20]
 
 
+def test_layers_of_8b_and_what_is_larger_than_a_piece_have_one_memory(memory):
+    """Over four GPUs gradients of layers come first: memory that they outgrew would stay beside the other."""
+    for shard in (218_112_000 // 4 * 2, 2 * 128_256 * 4096 // 4 * 2):
+        _sharded._peers(torch.empty(1), None, shard, 3, "gradients")
+    assert [size for size, _ in memory] == PIECES_BYTES[1:] * 2
+
+
+@pytest.mark.parametrize("last", range(1, 40))
+def test_what_is_outgrown_is_less_than_what_takes_its_place(memory, last):
+    for size in range(1, last * 10_007, 997):
+        _sharded._peers(torch.empty(1), None, size, 3, "gradients")
+    *outgrown, most = sorted({size for size, _ in memory})
+    assert sum(outgrown) < most or most <= 3 * 2 * _sharded.LINE
+    assert most < 2 * 2 * 3 * max(last * 10_007, _sharded.LINE)
+
+
 def test_turns_are_counted_by_memory_and_forgotten_with_it(memory, monkeypatch):
     monkeypatch.setattr(_symmetric, "_turns", {})
     first = Peers.if_any(None, torch.device("cpu"), 100, "a")
@@ -171,6 +187,20 @@ def test_turns_are_counted_by_memory_and_forgotten_with_it(memory, monkeypatch):
     monkeypatch.setattr(_symmetric, "_known", {})
     _symmetric.forget()
     assert (first.turn(), second.turn()) == (0, 0)
+
+
+def test_no_graph_holds_a_turn(monkeypatch):
+    """It would replay one turn again and again, of two that calls must take one after the other."""
+    shared = SimpleNamespace(buffer=SimpleNamespace(is_cuda=True, data_ptr=lambda: 5))
+    monkeypatch.setattr(_symmetric, "_turns", {})
+    for capturing in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda answer=capturing: answer)
+        if not capturing:
+            assert [_symmetric.next_turn(shared), _symmetric.next_turn(shared)] == [0, 1]
+            continue
+        with pytest.raises(RuntimeError, match="no CUDA graph may hold"):
+            _symmetric.next_turn(shared)
+    assert _symmetric._turns == {5: 2}
 
 
 def test_exchanges_have_streams_of_their_own(monkeypatch):

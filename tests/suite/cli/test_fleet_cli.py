@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
+import msgspec
 import pytest
 from kernelmark.registry.store.home import Home
 from kernelmark.suite import cli
@@ -12,6 +14,10 @@ from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.choice import Choice
 from kernelmark.suite.fleet import order as orders
 from kernelmark.suite.fleet.asked import Asked
+from kernelmark.suite.fleet.collect import deliveries_of
+
+from ..fleet.test_drive import ORDER, deliver, journal
+from ..fleet.test_drive import RUN as FLEET
 
 DIGEST = "registry.example/h100@sha256:" + "0" * 64
 
@@ -170,3 +176,31 @@ def test_a_job_is_printed_and_collected_from_where_it_delivered(call, tmp_path):
     assert err == "missing: shards 1, 2\n"
     code, out, _ = call("fleet", "cancel")
     assert (code, out) == (0, f"kubectl delete job {job['metadata']['name']}\n")
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("slurm", f"Go on with: kernelmark fleet run --resume {FLEET}"),
+        ("local", f"Go on with: kernelmark run --resume {FLEET} --parallel --gpus, with 3 of them"),
+        ("kubernetes", f"Have its Job run again, and then: kernelmark fleet collect {FLEET} --from FOLDER"),
+    ],
+)
+def test_shards_are_taken_out(call, tmp_path, engine, said):
+    home = Home(tmp_path / "home")
+    orders.save(msgspec.structs.replace(ORDER, engine=engine), home)
+    for shard in (1, 2, 3):
+        deliver(deliveries_of(home, FLEET), shard, journal(shard))
+    assert call("fleet", "collect")[0] == 0
+    code, out, err = call("fleet", "drop", FLEET, "3", "1", "3")
+    assert (code, err) == (0, "")
+    first, second, last = out.splitlines()
+    assert [Path(x.removeprefix("kept: ")).name[:7] for x in (first, second)] == ["1-of-3-", "3-of-3-"]
+    assert last == f"run {FLEET} is without 2 shards now. {said}"
+    code, out, err = call("fleet", "collect")
+    assert (code, err) == (4, "missing: shards 1, 3\n")
+    code, out, err = call("fleet", "drop", FLEET, "2", "3")
+    assert (code, out) == (2, "")
+    assert f"of run {FLEET} shard 3 is not here; these are: 2." in " ".join(err.split())
+    for wrong in ((), ("0",), ("x",)):
+        assert call("fleet", "drop", FLEET, *wrong)[:2] == (2, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 from pathlib import Path
 
@@ -178,6 +179,64 @@ def test_a_shard_unlike_the_others_makes_room_for_them(home):
     state = collect(ORDER, home)
     assert (state.missing, state.refused) == ((1,), ())
     assert values(home) == {"N2": 1.0, "N3": 1.0}
+
+
+@pytest.mark.parametrize("moves", range(4))
+def test_what_is_killed_while_it_takes_shards_out_leaves_the_others_none_in_their_way(home, moves, monkeypatch):
+    """After so many files: the run's journal never has what no shard has any more."""
+    for shard in (1, 2):
+        deliver(deliveries_of(home, RUN), shard, journal(shard, key="another driver"))
+    collect(ORDER, home)
+    left = iter(range(moves))
+
+    def killed(*given, do=os.replace):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        do(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kernelmark.suite.fleet.dropping.os.replace", killed)
+        patch.setattr("kernelmark.suite.fleet.dropping.join", killed)
+        if moves < 3:
+            with pytest.raises(KeyboardInterrupt):
+                drop(ORDER, home, [1, 2])
+        else:  # none stays that could be joined
+            drop(ORDER, home, [1, 2])
+    there = [1, 2][max(0, moves - 1) :]
+    assert [x.shard for x in collect(ORDER, home).whole] == there
+    if there:
+        assert values(home) == {f"N{x}": 1.0 for x in there}
+        drop(ORDER, home, there)
+    deliver(deliveries_of(home, RUN), 3, journal(3))
+    state = collect(ORDER, home)
+    assert (state.missing, state.refused) == ((1, 2), ())
+    assert values(home) == {"N3": 1.0}
+
+
+def test_what_is_killed_before_it_joins_is_joined_by_who_collects(home, monkeypatch):
+    go(home, Hosts(home))
+    with monkeypatch.context() as patch:
+        patch.setattr("kernelmark.suite.fleet.dropping.join", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            drop(ORDER, home, [2])
+    assert collect(ORDER, home).missing == (2,)
+    assert values(home) == {"N1": 1.0, "N3": 1.0}
+
+
+def test_a_compressed_journal_of_the_run_goes_with_its_shards(home):
+    """It would have what no shard has, and all others be refused; it is kept."""
+    deliver(deliveries_of(home, RUN), 1, journal(1, key="another driver"))
+    collect(ORDER, home)
+    joined = home.journal(RUN)
+    joined.with_name(f"{joined.name}.gz").write_bytes(gzip.compress(joined.read_bytes(), mtime=0))
+    joined.unlink()
+    (kept,) = drop(ORDER, home, [1])
+    assert home.paths() == {}
+    assert [x.case.name for x in read(kept.with_name("whole.jsonl.gz")).records] == ["N1"]
+    deliver(deliveries_of(home, RUN), 2, journal(2))
+    state = collect(ORDER, home)
+    assert (state.missing, state.refused) == ((1, 3), ())
+    assert values(home) == {"N2": 1.0}
 
 
 def test_only_what_is_here_is_taken_out(home):

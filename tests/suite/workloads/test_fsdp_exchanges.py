@@ -15,6 +15,7 @@ from kernelmark.suite.workloads import _exchanges as exchanges
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
 from kernelmark.suite.workloads._parallel import Fsdp2
+from kernelmark.suite.workloads._split import ContextParallel
 
 from ...ranks import spread
 
@@ -132,6 +133,20 @@ def test_memory_that_peers_read_is_counted_and_given_up(monkeypatch):
     assert program.peaks == (1030, 7)
     program._give_up()
     assert forgotten == ["together", 1, 1]
+
+
+def test_keys_that_peers_pull_are_counted_and_given_up():
+    """Where a system's attention says so; others have no such memory."""
+    forgotten = []
+    way = ContextParallel(2)
+    for attend in (None, lambda q, k, v, mask: q):
+        way._attend = attend
+        way.forget()
+        assert way.shared() == 0
+    way._attend = SimpleNamespace(shared=lambda: 500, forget=lambda: forgotten.append(1))
+    assert way.shared() == 500
+    way.forget()
+    assert forgotten == [1]
 
 
 class _Here:
