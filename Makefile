@@ -68,20 +68,10 @@ PARALLEL := -n 2 --dist worksteal --timeout 300
 # test-fleet, test-load, test-minutes, test-notebook, test-quality, test-siblings.
 SHORT := not image and not siblings and not docker and not training and not ranks and not fleet and not load and not minutes \
 	and not notebook and not lm_eval
-# BEHIND comes before the kernels' tests, which keep no times, where others run beside them: .ci/run has it, and APART
-# too, by which test-compiled is left to itself. Tensors there are small: threads of each worker's own would only wait
-# for each other.
-APART :=
+# BEHIND comes before the kernels' tests, which keep no times, where others run beside them: .ci/run has it. Tensors
+# there are small: threads of each worker's own would only wait for each other.
 test: test-rooms
-	OMP_NUM_THREADS=1 $(BEHIND) $(BIN)/python -m pytest $(PARALLEL) -m 'not targets and not minutes' \
-		tests/kernels $(if $(APART),--ignore $(COMPILED))
-
-# Part of `make test`: kernels compiled for GPUs that are not here. It keeps no times and takes minutes of one core, so
-# it can go beside all else as what only gets time that is left over (IDLE).
-COMPILED := tests/kernels/test_compiled.py
-.PHONY: test-compiled
-test-compiled: $(VENV)/.tested
-	$(IDLE) $(BIN)/python -m pytest -m 'not targets and not minutes' --timeout 2400 $(COMPILED)
+	OMP_NUM_THREADS=1 $(BEHIND) $(BIN)/python -m pytest $(PARALLEL) -m 'not targets and not minutes' tests/kernels
 
 # All but the kernels' tests. Those spend their time in Triton's interpreter, which a tracer slows down, and the
 # coverage that is asked for is that of suite/ and registry/.

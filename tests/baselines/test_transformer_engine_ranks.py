@@ -94,9 +94,13 @@ def _measured(group, of, name):
     return asked
 
 
-@pytest.mark.parametrize("pass_", ["forward", "forward_backward"])
 @pytest.mark.parametrize(
-    ("world", "mask", "way"), [(2, "causal", "p2p"), (2, "full", "a2a"), (3, "causal", "all_gather")]
+    ("world", "mask", "way", "pass_"),
+    [
+        (2, "causal", "p2p", "forward_backward"),
+        (2, "full", "a2a", "forward"),
+        (3, "causal", "all_gather", "forward_backward"),
+    ],
 )
 def test_ranks_hold_its_chunks_in_its_layout(world, mask, way, pass_):
     found = spread(world, _measured, case(pass_, mask, gpus=world), f"transformer_engine_cp_{way}")

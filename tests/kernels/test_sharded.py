@@ -253,6 +253,7 @@ def _steps(group, memory, parts):
     return losses, {name: x.clone() for name, x in trainer.weights().items()}, [x.turns for x in peers]
 
 
+@pytest.mark.minutes  # `test_fsdp_exchanges` holds FSDP2's side each time, and the others here the exchanges
 def test_fsdp2_trains_by_them():
     """As by its own: over places that take the table in pieces, two micro-batches a step."""
     memory = [places(2, 2 * size) for size in (30_000, 20_000)]
