@@ -237,7 +237,7 @@ build/lm_eval/.ready: pyproject.toml
 
 # A history and a site out of a million rows, pages first painted in a browser; then the same as above with 16 writers
 # and 20,000 rows, the server killed under them. Three minutes on two idle cores, which first paint needs, and then an
-# hour and more (registry/reference/load/registry.txt); WRITERS=4 CASES=40 cuts that.
+# hour and more (registry/reference/load/registry.txt).
 .PHONY: test-load
 WRITERS ?= 16
 CASES ?= 312

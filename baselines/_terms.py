@@ -20,6 +20,8 @@ from typing import Any
 
 Call = Callable[..., Any]
 Factory = Callable[[Any], Call]
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""What libraries call a case's dtype; of torch an attribute."""
 
 
 def forcing(call: Call, conversion: Call) -> Call:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _transformers_models
+from ._terms import DTYPES
 
 ALONE = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 """It asks nobody outside this machine, its own address among it."""
@@ -24,7 +25,6 @@ LONGEST = 16384
 share what was compiled for one.
 """
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def cache_bytes(c: Any, B: int, longest: int, itemsize: int) -> int:

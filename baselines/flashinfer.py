@@ -12,7 +12,7 @@ from typing import Any
 
 from . import _blocks
 from ._products import by_rows_of_k, has_recipe
-from ._terms import Call, forcing, forward_only, refusing, telling
+from ._terms import DTYPES, Call, forcing, forward_only, refusing, telling
 
 REQUIRES = ("flashinfer-python",)
 ENVIRONMENT = "flashinfer"
@@ -26,7 +26,6 @@ COLUMNS = 4096
 """Of the tokens that an array is to its all-reduce: a model's width."""
 RANKS = (2, 4, 8)
 """That its choice between one shot and two knows (`_use_oneshot_heuristics` of `flashinfer.comm.trtllm_ar`)."""
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 serving = forward_only("FlashInfer")
 
@@ -132,12 +131,14 @@ def all_reduce(case: Any) -> Call:
 
 def _reduces(case: Any) -> None:
     """Raises NotImplementedError for what its all-reduce does not take: it looks at little of this itself."""
-    N = case.axes["N"]
+    import torch
+
+    N, width = case.axes["N"], getattr(torch, DTYPES[case.dtype]).itemsize
     if case.options["place"] == "in":
         raise NotImplementedError("its all-reduce gives sums only, no mean in place")
     if case.world not in RANKS:
         raise NotImplementedError(f"it chooses between its kernels for 2, 4 and 8 GPUs, not for {case.world}")
-    if N % min(N, COLUMNS) or min(N, COLUMNS) * BYTES[case.dtype] % 16:
+    if N % min(N, COLUMNS) or min(N, COLUMNS) * width % 16:
         raise NotImplementedError(f"{N} elements are no tokens of {COLUMNS} columns, nor one of whole 16 bytes")
     if N >= 1 << 30:
         raise NotImplementedError("it counts in 32 bits, to twice the elements of an array")
@@ -155,7 +156,7 @@ def _workspace(case: Any, columns: int) -> Any:
         rank=dist.get_rank(),
         max_token_num=case.axes["N"] // columns,
         hidden_dim=columns,
-        dtype={"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.dtype],
+        dtype=getattr(torch, DTYPES[case.dtype]),
     )
 
 

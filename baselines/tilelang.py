@@ -9,14 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from . import _blocks
-from ._terms import Call, forcing, forward_only
+from ._terms import DTYPES, Call, forcing, forward_only
 
 REQUIRES = ("tilelang", "nvidia-cuda-nvcc")
 ENVIRONMENT = "tilelang"
 DEVICES = ("cuda",)
 ON_REQUEST = ("tilelang",)
-
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 TILE = (128, 256, 64)
 """Rows, columns, and steps of K."""

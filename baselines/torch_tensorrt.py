@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._terms import Call, forward_only
+from ._terms import DTYPES, Call, forward_only
 from .tensorrt import GRAPHS, NO_ENVIRONMENT
 from .torch import IMPLEMENTATIONS as EAGER
 
@@ -15,7 +15,6 @@ __all__ = ["NO_ENVIRONMENT"]
 REQUIRES = ("torch-tensorrt", "tensorrt")
 ENVIRONMENT = "tensorrt"
 DEVICES = ("cuda",)
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def running(eager: Any) -> Any:

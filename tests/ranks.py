@@ -9,8 +9,10 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import random
 import socket
 import sys
+import time
 import traceback
 import warnings
 
@@ -109,3 +111,23 @@ class Processes(Peers):
 
     def wait(self, number):
         """It is done."""
+
+
+class Late(Processes):
+    """A rank is late by chance before and after every meeting, whose channels it keeps."""
+
+    def __init__(self, group, memory):
+        super().__init__(group, memory)
+        self.met = []
+        self._late = random.Random(group.rank)
+
+    def meet(self, channel):
+        self.met.append(channel)
+        time.sleep(self._late.choice((0, 0, 0.004)))
+        super().meet(channel)
+        time.sleep(self._late.choice((0, 0, 0.004)))
+
+
+def array(rank, call, size, dtype):
+    """What a rank has at a call, drawn anew by whoever asks."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(100 * call + rank)).to(dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -25,7 +24,7 @@ from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators import all_gather, reduce_scatter
 
-from ..ranks import Processes, places, spread
+from ..ranks import Late, array, places, spread
 
 PROGRAMS = 4
 CAPACITY = 1 << 16
@@ -40,10 +39,6 @@ def shared_memory(world, number=0):
     for x in buffers:
         x[: flags_bytes(world, PROGRAMS)].view(torch.int32)[:].fill_(number - (number >> 31 << 32))
     return buffers, torch.tensor([x.data_ptr() for x in buffers])
-
-
-def array(rank, call, size, dtype):
-    return torch.randn(size, generator=torch.Generator().manual_seed(100 * call + rank)).to(dtype)
 
 
 def _reduced(group, reduce, halves, buffers, peers, sizes, dtype, scale):
@@ -221,21 +216,6 @@ def test_shares_of_the_largest_arrays_fit(world, width):
     assert not _exchange.pushes(share + _exchange.TURN, width, world)
     assert not _exchange.pushes(share - 1, width, world)
     assert world * width * _exchange.slot(share) <= _exchange.PUSHED_BYTES
-
-
-class Late(Processes):
-    """A rank is late by chance at every meeting, of which it counts."""
-
-    def __init__(self, group, memory):
-        super().__init__(group, memory)
-        self.met = []
-        self._late = random.Random(group.rank)
-
-    def meet(self, channel):
-        self.met.append(channel)
-        time.sleep(self._late.choice((0, 0, 0.004)))
-        super().meet(channel)
-        time.sleep(self._late.choice((0, 0, 0.004)))
 
 
 SHARES = (7, 333, 100, 64, 5, 200, 31)

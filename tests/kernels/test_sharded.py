@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -17,33 +15,23 @@ from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
 
-from ..ranks import Processes, places, spread
+from ..ranks import Late, Processes, array, places, spread
 
 SIZES = (1, 700, 2077, 640, 3, 1031, 256)
 """Elements of a shard: of less than a slot, and of several with an end within one."""
 
 
-class Turning(Processes):
-    """As memory of so many bytes, with its turns; a rank is late by chance wherever it can be."""
+class Turning(Late):
+    """As memory of so many bytes, with its turns."""
 
     def __init__(self, group, memory):
         super().__init__(group, memory)
         self.capacity = memory[0].numel()
         self.turns = 0
-        self._late = random.Random(group.rank)
 
     def turn(self):
         self.turns += 1
         return self.turns - 1
-
-    def meet(self, channel):
-        time.sleep(self._late.choice((0, 0, 0.004)))
-        super().meet(channel)
-        time.sleep(self._late.choice((0, 0, 0.004)))
-
-
-def array(rank, call, size, dtype):
-    return torch.randn(size, generator=torch.Generator().manual_seed(100 * call + rank)).to(dtype)
 
 
 def _gathered(group, memory, dtype):
