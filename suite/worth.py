@@ -91,8 +91,8 @@ def exchanged(
                 base, name=f"{base.name}+{site.name}.{x.name}", parts={**base.parts, site.name: x.name}
             )
             put_in = alone if x is own else x
-            cases[case.name] = case
             key = case.full_name
+            cases[key] = case
             only.setdefault(key, [alone.name]).append(put_in.name)
             if not refused:
                 systems.append(system)

@@ -258,6 +258,14 @@ pass = "program"
     assert own.full_name not in plan.only
 
 
+def test_each_part_has_its_case_alone() -> None:
+    """Cases of two operators may have one name, as `rms_norm`'s and `add_rms_norm`'s of a Llama have."""
+    plan = plans.load("worth", CATALOG, "cuda")
+    cases = {(x.operator, x.name) for x in plan.cases}
+    assert {(x.operator, x.case) for x in plan.exchanges} <= cases
+    assert ("rms_norm", "B4-S4096-D2048-bf16-forward_backward") in cases
+
+
 def test_a_plan_without_the_step_has_no_exchange() -> None:
     assert plans.load("worth", CATALOG, "cuda").exchanges
     assert not plans.load("worth", CATALOG, "cuda", ["attention"]).exchanges
