@@ -204,18 +204,14 @@ class Cuda:
 
     def _graph(self, flush: Call | None, call: Call) -> Graph:
         """Raises `TimerUnavailable` for a call that cannot be captured."""
-        import torch
 
         assert self._stream is not None
         try:
             return Graph(flush, call, self._stream)
         except RuntimeError as error:  # what torch raises for any operation that cannot be captured
-            torch.cuda.synchronize()
-            # PyTorch leaves its random generator in a capture that failed, and the next random number raises
-            # ("Offset increment outside graph capture"). A capture that ends well takes it out of there.
-            with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
-                torch.empty(1, device=self.torch_device).zero_()
-            raise TimerUnavailable(f"cannot be captured in a CUDA graph: {str(error).splitlines()[0]}") from None
+            recover(self._stream)
+            said = str(refusal(error)).splitlines()[0]
+            raise TimerUnavailable(f"cannot be captured in a CUDA graph: {said}") from None
 
     def peak_memory(self, call: Call) -> int | None:
         import torch
@@ -252,6 +248,22 @@ class Cuda:
             yield
         finally:
             _set_allocator(f"{before},expandable_segments:False")
+
+
+def recover(stream: torch.cuda.Stream) -> None:
+    """After a capture that failed on a stream: PyTorch leaves its random generator in it, and the next random
+    number raises ("Offset increment outside graph capture"). A capture that ends well takes it out of there.
+    """
+    import torch
+
+    torch.cuda.synchronize()
+    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+        torch.empty(1, device=stream.device).zero_()
+
+
+def refusal(error: RuntimeError) -> RuntimeError:
+    """What a call raised while it was captured: it stands before what the capture's end made of it."""
+    return error.__context__ if isinstance(error.__context__, RuntimeError) else error
 
 
 def _allocator_settings() -> str:

@@ -20,9 +20,12 @@ def captured(
     Libraries choose and allocate at their first calls, which no graph can hold: these come before, on a stream of
     their own; `forget` gives up what they left, whose memory the graphs then have.
 
-    Raises NotImplementedError on a device that has no such graphs.
+    Raises NotImplementedError on a device that has no such graphs, and for a call that none can hold: one that
+    waits for the device, say.
     """
     import torch
+
+    from ..measure.device import recover, refusal
 
     if device.type != "cuda":
         raise NotImplementedError("CUDA graphs are of CUDA devices")
@@ -38,7 +41,14 @@ def captured(
     found: list[tuple[Any, Any]] = []
     for call in calls:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=found[0][0].pool() if found else None, stream=side):
-            result = call()
+        try:
+            with torch.cuda.graph(graph, pool=found[0][0].pool() if found else None, stream=side):
+                result = call()
+        except RuntimeError as error:
+            recover(side)
+            own = refusal(error)
+            if isinstance(own, torch.OutOfMemoryError):
+                raise own from None
+            raise NotImplementedError(f"a CUDA graph cannot hold it: {str(own).splitlines()[0]}") from None
         found.append((graph, result))
     return found

@@ -1,5 +1,5 @@
 """What steps of training are fused of, on a GPU: AdamW that clips, eager and in a graph; sums of columns; rows
-added by their numbers; micro-batches in graphs.
+added by their numbers; micro-batches in graphs, and what no graph can hold.
 """
 
 from __future__ import annotations
@@ -142,6 +142,25 @@ def accumulated() -> dict[str, float]:
     return found
 
 
+def refused() -> dict[str, str]:
+    """What is said of a call that waits for the device, and what a call after it leaves in its graph."""
+    import torch
+    from kernelmark.suite.workloads._graphs import captured
+
+    device = torch.device("cuda")
+    x = torch.full((64,), 2.0, device=device)
+    said = ""
+    try:
+        captured(device, lambda: x * x.sum().item())
+    except NotImplementedError as error:
+        said = str(error)
+    torch.rand(1, device=device)
+    ((graph, result),) = captured(device, lambda: x * x)
+    x.fill_(3.0)
+    graph.replay()
+    return {"said": said, "then": str(float(result.mean()))}
+
+
 @pytest.fixture(scope="module")
 def measured(apart):
     return json.loads(apart("-m", "tests.gpu.test_steps_gpu"))
@@ -168,6 +187,16 @@ def test_micro_batches_in_graphs(measured):
     assert {name: x for name, x in measured["accumulated"].items() if not x < allowed[name.split()[1]]} == {}
 
 
+def test_a_step_that_waits_for_the_device_is_refused_and_nothing_after_it(measured):
+    found = measured["refused"]
+    assert found["said"].startswith("a CUDA graph cannot hold it: ")
+    assert "previous error" not in found["said"], "the call's own error, not that of the capture's end"
+    assert found["then"] == "9.0"
+
+
 if __name__ == "__main__":
-    found: dict[str, dict[str, float]] = {f"{o} {g}": clipped(o, g) for o in (False, True) for g in (False, True)}
-    json.dump(found | {"sums": summed(), "by_number": by_number(), "accumulated": accumulated()}, sys.stdout)
+    found: dict[str, dict[str, float] | dict[str, str]] = {
+        f"{o} {g}": clipped(o, g) for o in (False, True) for g in (False, True)
+    }
+    found |= {"sums": summed(), "by_number": by_number(), "accumulated": accumulated(), "refused": refused()}
+    json.dump(found, sys.stdout)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from kernelmark.registry.store.record import Case
 from kernelmark.suite.measure import cache
-from kernelmark.suite.measure.device import Cpu, Cuda, TimerUnavailable, opened
+from kernelmark.suite.measure.device import Cpu, Cuda, TimerUnavailable, opened, refusal
 
 CASE = Case("x", "x", {}, {}, "fp32", "forward", "", 8, 0)
 
@@ -33,6 +33,15 @@ def test_cpu(monkeypatch: pytest.MonkeyPatch):
     device.timer(CASE, "cold", lambda: None, "auto").sample(lambda: None)
     device.fallback("cold").sample(lambda: None)
     assert flushed == [0, 0]
+
+
+def test_what_a_call_raised_stands_before_what_its_capture_ended_with():
+    own, end = RuntimeError("a copy to the host"), RuntimeError("a previous error during capture")
+    assert refusal(own) is own
+    end.__context__ = own
+    assert refusal(end) is own
+    end.__context__ = KeyError("of something else")
+    assert refusal(end) is end
 
 
 def test_cupti_by_name_where_it_is_not_installed():
