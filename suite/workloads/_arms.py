@@ -137,7 +137,9 @@ class ArmTrainer(PartsTrainer):
         """Of the last step's gradients before clipping, on the device."""
         self.counts: dict[str, Any] = {}
         """Steps whose gradients were clipped, were not finite, and fp16 steps that were left out."""
-        self._scale, self._since = first_scale(self.recipe), 0
+        self.first_scale = first_scale(self.recipe)
+        """Of the loss, where it is scaled; a check lowers it."""
+        self._scale, self._since = self.first_scale, 0
         self._residual: Any = None
         self._library: Any = None
         self._grads: list[Any] = []
@@ -261,7 +263,7 @@ class ArmTrainer(PartsTrainer):
         self.counts = {
             x: torch.zeros((), dtype=torch.int64, device=device) for x in ("clipped", "nonfinite", "skipped")
         }
-        self._scale, self._since = first_scale(self.recipe), 0
+        self._scale, self._since = self.first_scale, 0
         self.sent = []
         if self.gates is not None:
             self.gates.held.clear()

@@ -421,6 +421,8 @@ class Program:
         """The first steps, and what they made of the weights."""
         if self.sliced:
             self._check_slice()
+        if isinstance(self.trainer, ArmTrainer) and self.trainer.scaled:
+            self._settle(self.trainer)
         begin = time.perf_counter()
         self.load()
         for step in range(answer.STEPS):
@@ -438,6 +440,21 @@ class Program:
         if (kept := getattr(self.trainer, "activations", None)) is not None:
             tokens, targets = self._draw(0)
             self.activations = kept(tokens[0], targets[0])
+
+    def _settle(self, trainer: ArmTrainer) -> None:
+        """Lowers the first scale of a loss in fp16 until no step that is checked overflows: one that does is left
+        out, as users' programs leave it out, and there would be nothing to check.
+        """
+        while trainer.first_scale > 1:
+            skipped = 0
+            for numbers in ((answer.RANDOM,), range(answer.STEPS)):
+                self.load()
+                for number in numbers:
+                    trainer.step(*self._draw(number))
+                skipped += int(trainer.counts["skipped"])
+            if not skipped:
+                return
+            trainer.first_scale /= 2
 
     def _follow(self) -> None:
         """Holds the loss of the first steps against that of one process, the first rank's, on the same tokens."""

@@ -373,6 +373,27 @@ def test_the_first_scale_of_a_loss_in_fp16(B, S, A, scale):
     assert torch.amp.GradScaler("cpu").get_scale() == _arms.LARGEST_FIRST_SCALE
 
 
+def test_a_first_scale_that_overflows_is_lowered_for_the_check(bench):
+    """A step that overflows is left out: there would be two updates after three steps."""
+    case = bench("gpt2-tiny", dtype="bf16", state="master32", clip=0.0)
+    trainer = train.assemble(case.case, Assembly(System("x", changes=Changes(dtype="fp16")), case.catalog))
+    wanted = checked(case, trainer)
+    assert trainer.first_scale == _arms.first_scale(trainer.recipe), "nothing overflows"
+    trainer.first_scale = 2.0**20
+    assert checked(case, trainer) == pytest.approx(wanted, rel=1e-2), "a power of two changes what underflows"
+    assert trainer.first_scale < 2.0**20
+    assert int(trainer.counts["skipped"]) == 0
+
+
+def test_gradients_that_no_scale_makes_finite_are_refused(bench, monkeypatch):
+    case = bench("gpt2-tiny", dtype="bf16", state="master32", clip=0.0)
+    trainer = train.assemble(case.case, Assembly(System("x", changes=Changes(dtype="fp16")), case.catalog))
+    backward = trainer.backward
+    monkeypatch.setattr(trainer, "backward", lambda loss: backward(loss * float("inf")))
+    with pytest.raises(Incorrect, match="is not finite"):
+        checked(case, trainer)
+
+
 def test_a_loss_that_a_system_names_is_not_exchanged(bench):
     case = bench("gpt2-tiny", dtype="bf16", state="master32", products="e4m3", clip=0.0)
     for what in ("loss", "fused_linear_cross_entropy"):
