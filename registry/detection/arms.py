@@ -35,6 +35,11 @@ class Point(msgspec.Struct, frozen=True):
     arm: float
     found: Equivalent
 
+    @property
+    def difference(self) -> float:
+        """Mean over the seeds of the arm's relative difference to the base: what the interval is of."""
+        return self.arm / self.base - 1 if self.found.change is None else self.found.change
+
 
 class Beside(msgspec.Struct, frozen=True):
     """A metric of `BESIDE` after the last step: means over the seeds that both have."""
