@@ -90,12 +90,15 @@ FEW_ROWS = "20261123-081856-bbe4"
 ONNX = "20261123-215820-10ba"
 TRAINED = "train-h200"
 """Plan `train` in six shards, each to be gone on with."""
-OTHER_SHARDS = ("train-bert", "train-mamba2")
-"""Of the same plan, at another commit."""
+OTHER_SHARDS = ("train-bert", "train-h200b")
+"""Of the same plan, at other commits."""
 STEPS = ("train-llama", "train-gpt2", "scaling-gpt2", "precision-gpt2")
 GRAPHED = ("train-llama-graph", "train-gpt2-graphs", "precision-1b")
 """Training steps on a host whose cores compiled something else at the same time."""
-WORTH = "worth-gpt2"
+WORTHS = ("20261130-021233-c7e4", "20261130-023349-3c99")
+"""Parts of a Llama's step and of GPT-2's, the latter with exchanges of a part for itself."""
+WORTH_SEEN, WORTH_NEAR = 0.02, 0.2
+"""From which expected change of a step on worth is held to it, and how closely."""
 TRUTHS = ("truth/worth-1", "truth/worth-2")
 """An exchange for PyTorch's own norm with a delay before it, on two hosts."""
 COLLECTIVES = ("20261129-232536-0d96", "20261129-200344-b173")
@@ -146,7 +149,10 @@ GENERATE_BEFORE = "20261128-082630-2599"
 PASSES = "20261123-082652-b54c"
 SERVED = "20261123-082432-ef9b"
 SERVED_RATE = "20261124-044417-2c68"
-CONVERGED = ("converge-cut-1", "converge-cut-2")
+CONVERGED = "20261130-021232-7fe5"
+"""1,000 steps, five seeds."""
+CONVERGED_BEFORE = ("converge-cut-1", "converge-cut-2")
+"""400 steps, with planted arms."""
 RESUMED = ("resumed/whole-1", "resumed/whole-2", "resumed/killed")
 REWIRED = ("wiring-1", "wiring-2")
 """Comparisons of `detector/`."""
@@ -838,8 +844,9 @@ def _steps() -> list[str]:
         "`max_autotune` of Llama 1.2B and of GPT-2 at B 8 was interrupted while it compiled. Masters in "
         "fp32, BERT, experts and Mamba-2, of the other two shards, were not run at this commit.",
         _programs(TRAINED, columns),
-        "### BERT and Mamba-2",
-        "The first rows of the other two shards, at another commit.",
+        "### BERT, masters in fp32, Mamba-2",
+        "The first rows of the other two shards, at other commits. Of Mamba-2 torch.compile is `error`: its "
+        "Inductor fails at a sum over parts.",
         *(x for run in OTHER_SHARDS for x in (_where(journal(run)), _programs(run, columns, failed=True))),
         "### Micro-batches and Muon in graphs",
         _where(journal(ACCUMULATED)),
@@ -876,20 +883,49 @@ def _steps() -> list[str]:
 
 def _worth() -> list[str]:
     """What exchanges of a part are worth."""
-    found = worths(journal(WORTH))
-    head = ["part", "put in", "calls", "alone ×", "expected ×", "measured ×", "95 %", "gained ms", "expected ms"]
-    times: dict[str, list[float]] = {}
-    for x in journal(WORTH).records:
-        if x.measurement is not None and x.case.operator == "train":
-            times.setdefault(x.implementation, []).append(median(x.measurement.samples[x.case.primary]))
-    apart = max(max(x) / min(x) - 1 for x in times.values() if len(x) > 1)
-    return [
+    found = [x for run in WORTHS for x in worths(journal(run)) if x.status == "ok"]
+    nulls = [x for x in found if x.exchange.implementation == x.exchange.instead]
+    moved = [x for x in found if x.expected is not None and abs(x.expected - 1) >= WORTH_SEEN]
+    near = [x for x in moved if x.agreement == "as expected" or abs(_missed(x)) <= WORTH_NEAR]
+    signs = sum((x.measured or 1) > 1 if (x.expected or 1) > 1 else (x.measured or 1) < 1 for x in moved)
+    beyond = ", ".join(
+        f"{x.exchange.part} by `{x.exchange.implementation}` gains {figures.percent(1 + _missed(x))} of it"
+        for x in moved
+        if x not in near
+    )
+    parts = [
         "## What kernels are worth in a step",
-        f"{_where(journal(WORTH))} GPT-2 124M, B 8, S 1,024; one part of `{found[0].exchange.base}` exchanged "
-        "at a time. The base has one process, so there is no interval. A system's own two processes are up to "
-        f"{figures.percent(apart)} apart, as the host limits these steps: nothing is shown by `measured`.",
-        _table(head, [worth_table.cells(x) for x in found if x.status == "ok"]),
+        "PyTorch's step in a CUDA graph, one part of it exchanged at a time. *Alone ×* is the call by itself, "
+        "*expected ×* what the step would gain if nothing else changed, *measured ×* what it gains, with its "
+        f"interval over processes. {len(moved)} exchanges are expected to move a step by "
+        f"{figures.percent(WORTH_SEEN)} or more: the sign is right in {signs}, the size within "
+        f"{figures.percent(WORTH_NEAR)} or the interval in {len(near)}. The others gain more than their calls "
+        f"alone do: {beyond}; the line below the table says what else went. Of {len(nulls)} exchanges of a part "
+        f"for itself the interval holds 1 in {sum(x.null for x in nulls)}.",
     ]
+    for run in WORTHS:
+        own = worths(journal(run))
+        base = next(x.base_ms for x in own if x.base_ms is not None)
+        parts += [
+            f"{_where(journal(run))} {own[0].exchange.step}, a step of {figures.number(base, 4)} ms.",
+            _table(list(worth_table.HEADINGS), [worth_table.cells(x) for x in own if x.status == "ok"]),
+            "\n".join(
+                f"* {x.exchange.part} by `{x.exchange.implementation}`: {x.differs}" for x in own if x.differs
+            ),
+        ]
+    parts.append(
+        "A norm without an addition has no isolated row in the first run: its case and `add_rms_norm`'s have one "
+        "name, and the plan kept one of the two; since then it keeps both. Liger's loss waits for the device, "
+        "which a graph cannot hold: its row is `error` there and `unsupported` since."
+    )
+    return parts
+
+
+def _missed(x: Worth) -> float:
+    """By how much of what was expected more was gained."""
+    assert x.gained_ms is not None
+    assert x.expected_ms is not None
+    return x.gained_ms / x.expected_ms - 1
 
 
 def _truth() -> list[str]:
@@ -965,38 +1001,78 @@ def _host() -> list[str]:
 
 
 def _convergence() -> list[str]:
-    """Arms beside their base."""
+    """Arms beside their base, after 1,000 steps."""
+    made = journal(CONVERGED)
+    last = {
+        name: {x.replicate: y[-1] for x in made.records if x.implementation == name and (y := _curve(x))}
+        for name in ("torch", "kernelmark_graph", "lost_20")
+    }
+    base, ours = last["torch"], last["kernelmark_graph"]
+    off = ", ".join(figures.percent(ours[x] / base[x] - 1, 1) for x in sorted(base.keys() & ours.keys()))
+    worse = sum(last["lost_20"][x] > base[x] for x in base)
+    speeds: dict[str, list[float]] = {}
+    for x in made.records:
+        if x.measurement is not None:
+            speeds.setdefault(x.implementation, []).append(median(x.measurement.samples["tokens_per_s"]))
+    by = {name: median(x) / median(speeds["torch"]) for name, x in speeds.items()}
+    return [
+        "## Convergence",
+        "GPT-2 124M's blocks with bytes, 86 M parameters, 1,000 steps of 16,384 bytes, five seeds. Here **1,000 "
+        "steps from random weights decide nothing**: for 200 to 400 steps the loss stays at 3.6 bits a byte, "
+        "which is what one byte says of the next, and when it leaves that plateau depends on the seed and on "
+        f"rounding. PyTorch's five seeds end at {figures.number(min(base.values()), 4)} to "
+        f"{figures.number(max(base.values()), 4)} bits; our arm, whose first steps are right, is {off} "
+        f"from the base of its seed. The margin is 0.25 %. The arm "
+        f"that loses each twentieth update is worse in {worse} of {len(base)} seeds.",
+        _where(made),
+        *_arms(CONVERGED),
+        f"Tokens a second × PyTorch's eager step: ours in a graph {figures.ratio(by['kernelmark_graph'])}, ours "
+        f"in 8 bits {figures.ratio(by['kernelmark_fp8_1x128'])}, torchao's compiled "
+        f"{figures.ratio(by['float8_tensorwise'])}.",
+        "`fp16_scaled` was refused as its loss overflowed in a step that is checked, which a scaler leaves out; "
+        "since then a check begins with a scale by which none overflows. `kernelmark_fp8_1x128` was refused by "
+        "one seed of five: after three steps the last norm's bias is off by .722 of its change, where .6 is "
+        "allowed. Whether rounding to 8 bits alone does so is not settled.",
+        *_convergence_before(),
+    ]
+
+
+def _arms(run: str) -> list[str]:
+    """A run's arms as a table, and what is said of each."""
+    made = journal(run)
+    lines = []
+    for x in arms(made):
+        seeds = sum(y.implementation == x.name and y.status == "ok" for y in made.records)
+        for name, *row in convergence_table.rows_of(x):
+            lines.append([f"`{name}`", str(seeds or figures.DASH), *(y or figures.DASH for y in row[1:])])
+    return [_table(["arm", "seeds", *convergence_table.HEADINGS[2:]], lines)]
+
+
+def _convergence_before() -> list[str]:
+    """Arms beside their base, after 400 steps."""
     seeds = [
         {
             x.replicate: curve[-1]
             for x in journal(run).records
             if x.implementation == "torch" and (curve := _curve(x))
         }
-        for run in CONVERGED
+        for run in CONVERGED_BEFORE
     ]
     twice = [second / seeds[0][x] - 1 for x, second in seeds[1].items() if x in seeds[0]]
-    values = sorted({y for run in CONVERGED for x in journal(run).records for y in _curve(x)})
+    values = sorted({y for run in CONVERGED_BEFORE for x in journal(run).records for y in _curve(x)})
     apart = min(b - a for a, b in itertools.pairwise(values))
     parts = [
-        "## Convergence, cut short",
-        "GPT-2 124M's blocks with bytes, 86 M parameters, 400 steps of 16,384 bytes; two GPUs at once, each "
-        "its own arms beside a base of its own. A replicate is a seed: fewer than five decide nothing, so "
-        "every arm that trained is *inconclusive*. Bits a byte after the last step, means over the seeds that "
-        "both have; the planted arms are to be refused, and were, by the check of the first steps. A batch's "
-        f"loss is a number in bf16 here, so that bits a byte come in steps of {figures.number(apart, 2)}, "
-        f"{figures.percent(apart / values[0], 2)} of the least: differences of that size are rounding. "
-        f"The base is the same training on both GPUs, and by seed the two are "
+        "### 400 steps before, with planted arms",
+        "The same model, 400 steps; two GPUs at once, each its own arms beside a base of its own. Fewer than five "
+        "seeds decide nothing, so every arm that trained is *inconclusive*. Bits a byte after the last step, "
+        "means over the seeds that both have; the planted arms are to be refused, and were, by the check of the "
+        f"first steps. A batch's loss is a number in bf16 here, so that bits a byte come in steps of "
+        f"{figures.number(apart, 2)}, {figures.percent(apart / values[0], 2)} of the least: differences of that "
+        f"size are rounding. The base is the same training on both GPUs, and by seed the two are "
         f"{' and '.join(figures.percent(x, 2) for x in sorted(twice))} apart: so much is noise.",
     ]
-    for run in CONVERGED:
-        made = journal(run)
-        lines = []
-        for x in arms(made):
-            seeds = sum(y.implementation == x.name and y.status == "ok" for y in made.records)
-            for name, *row in convergence_table.rows_of(x):
-                lines.append([f"`{name}`", str(seeds or figures.DASH), *(y or figures.DASH for y in row[1:])])
-        head = ["arm", "seeds", *convergence_table.HEADINGS[2:]]
-        parts += [_where(made), _table(head, lines)]
+    for run in CONVERGED_BEFORE:
+        parts += [_where(journal(run)), *_arms(run)]
     return parts
 
 
