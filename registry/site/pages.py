@@ -28,7 +28,7 @@ from ..views.canvas import marker
 from ..views.grouping import groups
 from ..views.looks import Series, palette
 from ..views.monitor import monitored, power_limit
-from ..views.worth_table import HEADINGS, cells
+from ..views.worth_table import HEADINGS, cells, missing
 from . import data, drawing
 from .coverage import Coverage, Expected
 from .facts import Fact, Run, file_name
@@ -338,6 +338,7 @@ class Pages:
             },
             worth_headings=HEADINGS,
             worth_cells=cells,
+            worth_missing=missing,
             serving=serving.pictures(shown, serving.spreads(journal), looks),
             looks=looks,
         )

@@ -42,7 +42,7 @@ from .grouping import CaseRows, Group, cases, columns, goodness, groups
 from .looks import Series, apart, palette
 from .monitor import Monitored, monitored
 from .sizes import Sweep, sweeps
-from .worth_table import cells
+from .worth_table import cells, missing
 
 STAGES = ("start", "ceilings", "build", "verify", "warm up", "calibrate", "sample", "summarize")
 """The stages of a run in their order, for the picture of how time was spent."""
@@ -274,6 +274,7 @@ def render(
         goodness=goodness,
         category=category,
         worth_cells=cells,
+        worth_missing=missing,
         convergence_headings=CONVERGENCE,
         layer_cells=layer_cells,
         excludes_one=excludes_one,

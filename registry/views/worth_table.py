@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
 
 from ..analysis.worth import Worth, worths
@@ -29,11 +30,7 @@ def worth_table(journal: Journal) -> Page:
             if x.status == "ok":
                 table.add(*cells(x), style="dim" if x.null else "")
         page.append(table)
-        page += [
-            line(f"{x.exchange.part} {x.exchange.implementation}: {x.status}, {x.reason}", style="dim")
-            for x in rows
-            if x.status != "ok"
-        ]
+        page += [line(f"{why}: {'; '.join(what)}", style="dim") for why, what in missing(rows)]
         page += [
             line(f"{x.exchange.part} {x.exchange.implementation} {x.agreement}: {x.differs}", style="dim")
             for x in rows
@@ -48,6 +45,17 @@ def worth_table(journal: Journal) -> Page:
             )
         )
     return page
+
+
+def missing(found: Iterable[Worth]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Exchanges without a figure: each reason, and by part what was to be put in."""
+    reasons: dict[str, dict[str, dict[str, None]]] = {}
+    for x in found:
+        if x.status != "ok":
+            reason = (x.reason or "no reason given").removeprefix(f"{x.exchange.system}: ")
+            parts = reasons.setdefault(f"{x.status.replace('_', ' ')}, {reason}", {})
+            parts.setdefault(x.exchange.part, {})[x.exchange.implementation] = None
+    return tuple((why, tuple(f"{x} {', '.join(names)}" for x, names in parts.items())) for why, parts in reasons.items())
 
 
 def cells(x: Worth) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from kernelmark.registry.store.record import (
 )
 from kernelmark.registry.views import report
 from kernelmark.registry.views.table import render
-from kernelmark.registry.views.worth_table import cells, worth_table
+from kernelmark.registry.views.worth_table import cells, missing, worth_table
 
 CALLS = 16
 
@@ -228,6 +228,17 @@ def test_a_header_with_exchanges_is_read_back() -> None:
 
 def test_cells_of_what_is_not_known() -> None:
     assert cells(Worth(exchange("a"), "ok", None))[3:] == ("–",) * 6
+
+
+def test_what_has_no_figure_stands_by_its_reason() -> None:
+    reasons = {"a": "a: no cuda", "b": "torch: no cuda", "c": "c: no cuda", "d": None}
+    found = [Worth(exchange(x, x), "unsupported", reason) for x, reason in reasons.items()]
+    assert missing([*found, Worth(exchange("e"), "ok", None), Worth(exchange("a", "a"), "out_of_memory", "a: 3 GiB")]) == (
+        ("unsupported, no cuda", ("attention a, c",)),
+        ("unsupported, torch: no cuda", ("attention b",)),
+        ("unsupported, no reason given", ("attention d",)),
+        ("out of memory, 3 GiB", ("attention a",)),
+    )
 
 
 def test_the_table_of_a_run_and_its_report_have_them() -> None:

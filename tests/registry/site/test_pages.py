@@ -691,6 +691,6 @@ def test_a_runs_page_says_what_kernels_are_worth(literal: Any) -> None:
     page = Page(text)
     assert not page.faults
     assert "<td>16</td><td>1.33</td><td>1.0417</td><td>1.0526</td><td>–</td><td>10.000</td><td>8.000</td>" in text
-    assert "&lt;b&gt;absent</td>" in text
+    assert "attention &lt;b&gt;absent</p>" in text
     (without,) = pages.run(plain, run_of(plain, facts(plain)), facts(plain))
     assert 'id="worth"' not in without

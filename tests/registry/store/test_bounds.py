@@ -180,6 +180,7 @@ def test_a_bad_journal_costs_itself_only(tmp_path, literal, monkeypatch):
     assert [x.name for x in Index(home).runs()] == ["run3", "run1", "run0"]
 
 
+@pytest.mark.usefixtures("untraced")
 def test_five_thousand_journals_are_found_at_once(tmp_path, literal, monkeypatch):
     home = Home(tmp_path)
     home.journals.mkdir()

@@ -230,6 +230,7 @@ def test_a_home_that_is_not_there(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.usefixtures("untraced")
 def test_a_hundred_thousand_runs_are_searched_without_reading_them(home, store, monkeypatch):
     """One index over them; a search reads none, and only what is new since the last time is opened at all."""
     store(1)
