@@ -55,7 +55,9 @@ def missing(found: Iterable[Worth]) -> tuple[tuple[str, tuple[str, ...]], ...]:
             reason = (x.reason or "no reason given").removeprefix(f"{x.exchange.system}: ")
             parts = reasons.setdefault(f"{x.status.replace('_', ' ')}, {reason}", {})
             parts.setdefault(x.exchange.part, {})[x.exchange.implementation] = None
-    return tuple((why, tuple(f"{x} {', '.join(names)}" for x, names in parts.items())) for why, parts in reasons.items())
+    return tuple(
+        (why, tuple(f"{x} {', '.join(names)}" for x, names in parts.items())) for why, parts in reasons.items()
+    )
 
 
 def cells(x: Worth) -> tuple[str, ...]:

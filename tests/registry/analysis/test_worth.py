@@ -233,7 +233,9 @@ def test_cells_of_what_is_not_known() -> None:
 def test_what_has_no_figure_stands_by_its_reason() -> None:
     reasons = {"a": "a: no cuda", "b": "torch: no cuda", "c": "c: no cuda", "d": None}
     found = [Worth(exchange(x, x), "unsupported", reason) for x, reason in reasons.items()]
-    assert missing([*found, Worth(exchange("e"), "ok", None), Worth(exchange("a", "a"), "out_of_memory", "a: 3 GiB")]) == (
+    assert missing(
+        [*found, Worth(exchange("e"), "ok", None), Worth(exchange("a", "a"), "out_of_memory", "a: 3 GiB")]
+    ) == (
         ("unsupported, no cuda", ("attention a, c",)),
         ("unsupported, torch: no cuda", ("attention b",)),
         ("unsupported, no reason given", ("attention d",)),
