@@ -1018,14 +1018,14 @@ def _convergence() -> list[str]:
     return [
         "## Convergence",
         "GPT-2 124M's blocks with bytes, 86 M parameters, 1,000 steps of 16,384 bytes, five seeds. Here **1,000 "
-        "steps from random weights decide nothing**: for 200 to 400 steps the loss stays at 3.6 bits a byte, "
+        "steps from random weights decide nothing**: up to step 200 to 400 the loss stays near 3.6 bits a byte, "
         "which is what one byte says of the next, and when it leaves that plateau depends on the seed and on "
         f"rounding. PyTorch's five seeds end at {figures.number(min(base.values()), 4)} to "
         f"{figures.number(max(base.values()), 4)} bits; our arm, whose first steps are right, is {off} "
-        f"from the base of its seed. The margin is 0.25 %. The arm "
-        f"that loses each twentieth update is worse in {worse} of {len(base)} seeds.",
+        f"from the base of its seed. The margin is 0.25 %. The arm that loses each twentieth update is worse in "
+        f"{worse} of {len(base)} seeds.",
         _where(made),
-        *_arms(CONVERGED),
+        _arms(CONVERGED),
         f"Tokens a second × PyTorch's eager step: ours in a graph {figures.ratio(by['kernelmark_graph'])}, ours "
         f"in 8 bits {figures.ratio(by['kernelmark_fp8_1x128'])}, torchao's compiled "
         f"{figures.ratio(by['float8_tensorwise'])}.",
@@ -1038,15 +1038,15 @@ def _convergence() -> list[str]:
     ]
 
 
-def _arms(run: str) -> list[str]:
-    """A run's arms as a table, and what is said of each."""
+def _arms(run: str) -> str:
+    """A run's arms as a table."""
     made = journal(run)
     lines = []
     for x in arms(made):
         seeds = sum(y.implementation == x.name and y.status == "ok" for y in made.records)
         for name, *row in convergence_table.rows_of(x):
             lines.append([f"`{name}`", str(seeds or figures.DASH), *(y or figures.DASH for y in row[1:])])
-    return [_table(["arm", "seeds", *convergence_table.HEADINGS[2:]], lines)]
+    return _table(["arm", "seeds", *convergence_table.HEADINGS[2:]], lines)
 
 
 def _convergence_before() -> list[str]:
@@ -1073,7 +1073,7 @@ def _convergence_before() -> list[str]:
         f"{' and '.join(figures.percent(x, 2) for x in sorted(twice))} apart: so much is noise.",
     ]
     for run in CONVERGED_BEFORE:
-        parts += [_where(journal(run)), *_arms(run)]
+        parts += [_where(journal(run)), _arms(run)]
     return parts
 
 

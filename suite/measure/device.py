@@ -204,7 +204,6 @@ class Cuda:
 
     def _graph(self, flush: Call | None, call: Call) -> Graph:
         """Raises `TimerUnavailable` for a call that cannot be captured."""
-
         assert self._stream is not None
         try:
             return Graph(flush, call, self._stream)
