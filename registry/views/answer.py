@@ -44,6 +44,15 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Share:
+    """How many of what the headline counts ended one way."""
+
+    mark: Literal["faster", "open", "slower"]
+    name: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Answer:
     """What the run was for, and what it found."""
 
@@ -53,6 +62,8 @@ class Answer:
     reason: str
     """Why the headline says no more than it does; what is behind it."""
     findings: tuple[Finding, ...] = ()
+    shares: tuple[Share, ...] = ()
+    """Drawn below the headline; none where nothing is counted, or nothing is decided."""
 
 
 def answer(
@@ -107,7 +118,18 @@ def _speedup(rows: Sequence[Row], standing: Standing) -> Answer:
         headline += f", {undecided} undecided" if undecided else ""
     verdict: Verdict = "good" if not lost else "bad" if not won else "undecided"
     reason = f"{faster.capitalize()} or {slower} is what the whole 95 % interval of a case says."
-    return Answer(question, headline, verdict, reason, (_mean(names, standing),))
+    return Answer(
+        question, headline, verdict, reason, (_mean(names, standing),), _shares(faster, won, slower, lost, total)
+    )
+
+
+def _shares(good: str, won: int, bad: str, lost: int, total: int) -> tuple[Share, ...]:
+    every = (
+        Share("faster", good, won),
+        Share("open", "undecided", total - won - lost),
+        Share("slower", bad, lost),
+    )
+    return tuple(x for x in every if x.count) if won or lost else ()
 
 
 def _mean(names: str, standing: Standing) -> Finding:
@@ -175,7 +197,8 @@ def _as_good(trained: Sequence[Arm]) -> Answer:
     reason = (
         "As good: equivalent at every declared step over five seeds at least, in at most 1.05 times the steps."
     )
-    return Answer("Is training another way as good?", headline, verdict, reason, tuple(findings[:SHOWN]))
+    shares = _shares("as good", len(good), "not as good", len(bad), len(trained))
+    return Answer("Is training another way as good?", headline, verdict, reason, tuple(findings[:SHOWN]), shares)
 
 
 # --- from which length on? ------------------------------------------------------------------------------
@@ -224,6 +247,7 @@ def _crossing(contests: Sequence[Contest]) -> Answer:
 def _worth(worths: Iterable[Worth]) -> Answer:
     found = [x for x in worths if x.measured is not None]
     shown = sorted((x for x in found if not x.null), key=lambda x: -abs(math.log(x.measured or 1)))
+    gains = sum((x.measured or 0) > 1 for x in shown)
     return Answer(
         "What is a kernel worth in a model's step?",
         f"{len(shown)} of {figures.counted(len(found), 'exchange')} change the step"
@@ -241,4 +265,5 @@ def _worth(worths: Iterable[Worth]) -> Answer:
             )
             for x in shown[:SHOWN]
         ),
+        _shares("gain", gains, "lose", len(shown) - gains, len(found)),
     )

@@ -33,6 +33,8 @@ OPERATORS: Mapping[str, str] = {
     "ssd": "--q3",
 }
 """Colours of operators in a chart whose lines are operators; what a library's colour says is in the shape then."""
+BEYOND = 1.25
+"""How far the frame of differences reaches beyond the line that ends furthest out, as a multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -278,13 +280,14 @@ def curves(
 ) -> str:
     """A metric over its abscissa, a line an implementation in a band: `points` by implementation and place.
 
-    `margin` draws a stripe from -margin to margin; the frame reaches four of them either way, and what lies beyond
-    runs at its edge.
+    `margin` draws a stripe from -margin to margin; the frame reaches four of them either way, further where a line
+    ends further out, and what lies beyond runs at its edge.
     """
     known = {name: sorted(x.items()) for name, x in points.items() if x}
     across_all = [x for line in known.values() for x, _ in line]
     values = [y for line in known.values() for _, band in line for y in band]
-    edge = math.inf if margin is None else 4 * margin
+    ends_at = [abs(line[-1][1][1]) for line in known.values()]
+    edge = math.inf if margin is None else max(4 * margin, BEYOND * max(ends_at))
     left, right, top, foot = 62.0, WIDTH - 22.0, 12.0, 230.0
     across = span_axis(min(across_all), max(across_all), left, right)
     ends = (min(values), max(values)) if margin is None else (-edge, edge)

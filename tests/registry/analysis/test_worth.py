@@ -252,6 +252,7 @@ def test_the_table_of_a_run_and_its_report_have_them() -> None:
         [exchange("a"), exchange("b")],
     )
     page = report.render([made])
+    assert 'aria-label="1 gain"><i class="faster"' in page, "of exchanges, as the headline"
     assert "What a kernel is worth in a model" in page
     assert "1.0526" in page
     assert "not measured yet" in page

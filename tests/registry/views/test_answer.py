@@ -40,6 +40,11 @@ def test_faster_in_all_cases(literal: Any) -> None:
 def test_faster_slower_and_undecided_are_counted(literal: Any) -> None:
     told = found(runs(literal, [[1.0, 1.0], [4.0, 4.0], [1.0, 4.0]]))
     assert told.headline == "Faster in 1 of 3 cases, slower in 1, 1 undecided"
+    assert [(x.mark, x.name, x.count) for x in told.shares] == [
+        ("faster", "faster", 1),
+        ("open", "undecided", 1),
+        ("slower", "slower", 1),
+    ]
     (mean,) = told.findings
     assert not mean.supported  # the interval of the mean holds 1
 
@@ -48,6 +53,7 @@ def test_a_noisy_run_gets_no_number_but_the_reason(literal: Any) -> None:
     told = found(runs(literal, [[1.0, 9.0], [8.0, 0.9]], name="kernelmark_cpu"))
     assert told.question == "Is kernelmark_cpu faster than the fastest baseline?"
     assert (told.headline, told.verdict, told.findings) == ("Too noisy to say", "undecided", ())
+    assert told.shares == (), "nothing is decided"
     assert told.reason == (
         "The 95 % interval of each of 2 cases holds 1: one kernel would have to be more than 100 times as fast as "
         "the other for it to show in half of them. Between processes times vary by 56 %. More than 2 replicates, "

@@ -100,6 +100,7 @@ def test_the_page_says_whether_it_is_as_good(journal: Journal) -> None:
     assert "layer 0 0.500 to 2.00 0.0200 0.9600 at 500" in text
     drawing = own[own.index("<svg viewBox") :]
     assert "far: 3.000 % [" in drawing
+    assert "2 %" in re.findall(r"<text[^>]*>([^<]*)", drawing), "the frame holds where the furthest line ends"
     assert drawing.count("<path") >= 2 * 3, "a line and a band an arm"
     curves = page[page.index('id="run1-converge"') :]
     assert "in a band that holds all of them" in curves
