@@ -421,15 +421,15 @@ class Program:
         """The first steps, and what they made of the weights."""
         if self.sliced:
             self._check_slice()
-        if isinstance(self.trainer, ArmTrainer) and self.trainer.scaled:
-            self._settle(self.trainer)
         begin = time.perf_counter()
+        if isinstance(self.trainer, ArmTrainer) and self.trainer.scaled:
+            self._settle(self.trainer, begin)
         self.load()
         for step in range(answer.STEPS):
             loss = self.window.step()
             self.session.device.synchronize()
             if step == 0:
-                self.first_ms = (time.perf_counter() - begin) * 1e3
+                self._stepped(begin)
                 if not self.sliced:
                     self._checked("the first step", self.trainer, float(loss), self.expected.first)
                 elif not _finite(float(loss)):
@@ -441,7 +441,12 @@ class Program:
             tokens, targets = self._draw(0)
             self.activations = kept(tokens[0], targets[0])
 
-    def _settle(self, trainer: ArmTrainer) -> None:
+    def _stepped(self, begin: float) -> None:
+        """Keeps how long the first step of all took, with what is compiled and tuned in it."""
+        self.session.device.synchronize()
+        self.first_ms = self.first_ms or (time.perf_counter() - begin) * 1e3
+
+    def _settle(self, trainer: ArmTrainer, begin: float) -> None:
         """Lowers the first scale of a loss in fp16 until no step that is checked overflows: one that does is left
         out, as users' programs leave it out, and there would be nothing to check.
         """
@@ -451,6 +456,7 @@ class Program:
                 self.load()
                 for number in numbers:
                     trainer.step(*self._draw(number))
+                    self._stepped(begin)
                 skipped += int(trainer.counts["skipped"])
             if not skipped:
                 return

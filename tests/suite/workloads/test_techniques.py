@@ -6,6 +6,7 @@ import contextlib
 import gc
 import random
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -383,6 +384,17 @@ def test_a_first_scale_that_overflows_is_lowered_for_the_check(bench):
     assert checked(case, trainer) == pytest.approx(wanted, rel=1e-2), "a power of two changes what underflows"
     assert trainer.first_scale < 2.0**20
     assert int(trainer.counts["skipped"]) == 0
+
+
+def test_the_first_step_of_all_is_the_slow_one(bench, monkeypatch):
+    """Of a loss in fp16 it is one of those that find its scale: what is compiled is compiled there."""
+    case = bench("gpt2-tiny", dtype="bf16", state="master32", clip=0.0)
+    trainer = train.assemble(case.case, Assembly(System("x", changes=Changes(dtype="fp16")), case.catalog))
+    waits, step = [1.0], trainer.step
+    monkeypatch.setattr(trainer, "step", lambda *given: (waits and time.sleep(waits.pop()), step(*given))[1])
+    program = train.Program(train.read(case.case), trainer, case.session, case.prepared)
+    program.verify()
+    assert program.first_ms > 1000
 
 
 def test_gradients_that_no_scale_makes_finite_are_refused(bench, monkeypatch):
