@@ -31,7 +31,7 @@ from kernelmark.registry.analysis.statistics import geometric_mean
 from kernelmark.registry.analysis.worth import Worth, worths
 from kernelmark.registry.detection.arms import arms
 from kernelmark.registry.store.journal import Journal, read, read_header
-from kernelmark.registry.store.record import PROVIDER, Case, Record, Request
+from kernelmark.registry.store.record import PROVIDER, Case, Measurement, Record, Request
 from kernelmark.registry.store.shards import join
 from kernelmark.registry.views import convergence_table, crossing, summary, worth_table
 from kernelmark.registry.views.table import render
@@ -845,7 +845,7 @@ def _steps() -> list[str]:
         "fp32, BERT, experts and Mamba-2, of the other two shards, were not run at this commit.",
         _programs(TRAINED, columns),
         "### BERT, masters in fp32, Mamba-2",
-        "The first rows of the other two shards, at other commits. Of Mamba-2 torch.compile is `error`: its "
+        "First rows of other shards, at other commits. Of Mamba-2 torch.compile is `error`: its "
         "Inductor fails at a sum over parts.",
         *(x for run in OTHER_SHARDS for x in (_where(journal(run)), _programs(run, columns, failed=True))),
         "### Micro-batches and Muon in graphs",
@@ -886,10 +886,10 @@ def _worth() -> list[str]:
     found = [x for run in WORTHS for x in worths(journal(run)) if x.status == "ok"]
     nulls = [x for x in found if x.exchange.implementation == x.exchange.instead]
     moved = [x for x in found if x.expected is not None and abs(x.expected - 1) >= WORTH_SEEN]
-    near = [x for x in moved if x.agreement == "as expected" or abs(_missed(x)) <= WORTH_NEAR]
-    signs = sum((x.measured or 1) > 1 if (x.expected or 1) > 1 else (x.measured or 1) < 1 for x in moved)
+    near = [x for x in moved if x.agreement == "as expected" or abs(_gained(x) - 1) <= WORTH_NEAR]
+    signs = sum(_gained(x) > 0 for x in moved)
     beyond = ", ".join(
-        f"{x.exchange.part} by `{x.exchange.implementation}` gains {figures.percent(1 + _missed(x))} of it"
+        f"{x.exchange.part} by `{x.exchange.implementation}` {figures.percent(_gained(x))}"
         for x in moved
         if x not in near
     )
@@ -899,9 +899,9 @@ def _worth() -> list[str]:
         "*expected ×* what the step would gain if nothing else changed, *measured ×* what it gains, with its "
         f"interval over processes. {len(moved)} exchanges are expected to move a step by "
         f"{figures.percent(WORTH_SEEN)} or more: the sign is right in {signs}, the size within "
-        f"{figures.percent(WORTH_NEAR)} or the interval in {len(near)}. The others gain more than their calls "
-        f"alone do: {beyond}; the line below the table says what else went. Of {len(nulls)} exchanges of a part "
-        f"for itself the interval holds 1 in {sum(x.null for x in nulls)}.",
+        f"{figures.percent(WORTH_NEAR)} or the interval in {len(near)}. The others gain more than is expected of "
+        f"their calls ({beyond} of it); the lines below the table say what else went. Of {len(nulls)} exchanges "
+        f"of a part for itself the interval holds 1 in {sum(x.null for x in nulls)}.",
     ]
     for run in WORTHS:
         own = worths(journal(run))
@@ -921,11 +921,11 @@ def _worth() -> list[str]:
     return parts
 
 
-def _missed(x: Worth) -> float:
-    """By how much of what was expected more was gained."""
+def _gained(x: Worth) -> float:
+    """What was gained of what was expected; below 0 where the sign is wrong."""
     assert x.gained_ms is not None
     assert x.expected_ms is not None
-    return x.gained_ms / x.expected_ms - 1
+    return x.gained_ms / x.expected_ms
 
 
 def _truth() -> list[str]:
@@ -1008,6 +1008,8 @@ def _convergence() -> list[str]:
         for name in ("torch", "kernelmark_graph", "lost_20")
     }
     base, ours = last["torch"], last["kernelmark_graph"]
+    seen = [dict(zip(x.samples["validated_step"], x.samples["bits_by_step"], strict=True)) for x in _trained(made)]
+    early = {step: " to ".join(f"{f(x[step] for x in seen):.2f}" for f in (min, max)) for step in (125, 250)}
     off = ", ".join(figures.percent(ours[x] / base[x] - 1, 1) for x in sorted(base.keys() & ours.keys()))
     worse = sum(last["lost_20"][x] > base[x] for x in base)
     speeds: dict[str, list[float]] = {}
@@ -1018,9 +1020,9 @@ def _convergence() -> list[str]:
     return [
         "## Convergence",
         "GPT-2 124M's blocks with bytes, 86 M parameters, 1,000 steps of 16,384 bytes, five seeds. Here **1,000 "
-        "steps from random weights decide nothing**: up to step 200 to 400 the loss stays near 3.6 bits a byte, "
-        "which is what one byte says of the next, and when it leaves that plateau depends on the seed and on "
-        f"rounding. PyTorch's five seeds end at {figures.number(min(base.values()), 4)} to "
+        f"steps from random weights decide nothing**: PyTorch's arm has {early[125]} bits a byte after 125 steps "
+        f"and still {early[250]} after 250, and when it leaves that plateau depends on the seed and on "
+        f"rounding. Its five seeds end at {figures.number(min(base.values()), 4)} to "
         f"{figures.number(max(base.values()), 4)} bits; our arm, whose first steps are right, is {off} "
         f"from the base of its seed. The margin is 0.25 %. The arm that loses each twentieth update is worse in "
         f"{worse} of {len(base)} seeds.",
@@ -1036,6 +1038,11 @@ def _convergence() -> list[str]:
         "than any other parameter (`truth/e4m3-change-86m.txt`).",
         *_convergence_before(),
     ]
+
+
+def _trained(made: Journal) -> list[Measurement]:
+    """What PyTorch's arm measured, seed by seed."""
+    return [x.measurement for x in made.records if x.implementation == "torch" and x.measurement is not None]
 
 
 def _arms(run: str) -> str:

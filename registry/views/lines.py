@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_low
 
 from .. import figures
 from ..analysis.ceilings import Ceilings
@@ -34,7 +34,8 @@ OPERATORS: Mapping[str, str] = {
 }
 """Colours of operators in a chart whose lines are operators; what a library's colour says is in the shape then."""
 BEYOND = 1.25
-"""How far the frame of differences reaches beyond the line that ends furthest out, as a multiple of it."""
+"""How far the frame of differences reaches, over where half of its lines end: a bad arm hides no other.
+"""
 
 
 @dataclass(frozen=True)
@@ -280,14 +281,14 @@ def curves(
 ) -> str:
     """A metric over its abscissa, a line an implementation in a band: `points` by implementation and place.
 
-    `margin` draws a stripe from -margin to margin; the frame reaches four of them either way, further where a line
-    ends further out, and what lies beyond runs at its edge.
+    `margin` draws a stripe from -margin to margin. The frame reaches four of them either way, further where half
+    of the lines end further out; what lies beyond runs at its edge.
     """
     known = {name: sorted(x.items()) for name, x in points.items() if x}
     across_all = [x for line in known.values() for x, _ in line]
     values = [y for line in known.values() for _, band in line for y in band]
     ends_at = [abs(line[-1][1][1]) for line in known.values()]
-    edge = math.inf if margin is None else max(4 * margin, BEYOND * max(ends_at))
+    edge = math.inf if margin is None else max(4 * margin, BEYOND * median_low(ends_at))
     left, right, top, foot = 62.0, WIDTH - 22.0, 12.0, 230.0
     across = span_axis(min(across_all), max(across_all), left, right)
     ends = (min(values), max(values)) if margin is None else (-edge, edge)

@@ -427,9 +427,8 @@ class Program:
         self.load()
         for step in range(answer.STEPS):
             loss = self.window.step()
-            self.session.device.synchronize()
+            self._stepped(begin)
             if step == 0:
-                self._stepped(begin)
                 if not self.sliced:
                     self._checked("the first step", self.trainer, float(loss), self.expected.first)
                 elif not _finite(float(loss)):
@@ -442,7 +441,7 @@ class Program:
             self.activations = kept(tokens[0], targets[0])
 
     def _stepped(self, begin: float) -> None:
-        """Keeps how long the first step of all took, with what is compiled and tuned in it."""
+        """Waits for a step, and keeps how long the first of all took, with what is compiled and tuned in it."""
         self.session.device.synchronize()
         self.first_ms = self.first_ms or (time.perf_counter() - begin) * 1e3
 
