@@ -4,7 +4,9 @@ parameters, and what is stored the other way round.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -304,6 +306,12 @@ def save(chosen: Any, longest: int, weights: Iterable[tuple[str, Any]], folder: 
     tokenizer = kind(tokenizer_object=words, model_max_length=longest, unk_token="t0")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
+
+
+def stored(folder: Any) -> str:
+    """The dtype of the weights in a model's folder, as its configuration names it."""
+    configuration = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    return str(configuration.get("dtype") or configuration["torch_dtype"])  # its name before Transformers 5
 
 
 class Folder:

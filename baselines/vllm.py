@@ -839,9 +839,10 @@ class _Serve(_transformers_models.Folder):
     variables: ClassVar[dict[str, str]] = {**_transformers_models.Folder.variables, **_vllm_engine.ALONE}
 
     def command(self, folder: Any, port: int, longest: int, device: str) -> list[str]:
-        """Its own command, in the interpreter that runs us."""
+        """Its own command, in the interpreter that runs us. Without a dtype it takes bf16 for weights in fp32."""
         self.remarks = _vllm_engine.trimmed()
         where = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(longest)]
+        where += ["--dtype", _transformers_models.stored(folder)]
         return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), *where]
 
 

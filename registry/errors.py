@@ -6,6 +6,7 @@ A case that does not end well is never one of these: it is a `Status` with a rea
 from __future__ import annotations
 
 import errno
+import re
 
 
 class KernelmarkError(Exception):
@@ -54,6 +55,16 @@ def text_of(said: object) -> str:
 def last_line(said: str, otherwise: str = "it said nothing") -> str:
     """The last line: a program that fails says there why."""
     return (said.strip().splitlines() or [otherwise])[-1]
+
+
+_ERROR = re.compile(r"(?:^|[\])] )((?:[A-Z][A-Za-z]*)?(?:Error|Exception): .+)")
+"""An exception as a traceback ends with it, after whatever a logger writes before."""
+
+
+def first_error(said: str) -> str | None:
+    """The first exception of a program that failed later, for what it lacked then; None without one."""
+    found = (_ERROR.search(line) for line in said.splitlines())
+    return next((x[1].strip() for x in found if x), None)
 
 
 FAILING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})

@@ -362,7 +362,7 @@ class Run:
     def still_there(self) -> None:
         """Raises where the server has ended by itself: what it left undone is no latency."""
         if not self.server.alive():
-            raise children.ServerFailed(f"the server went away: {self.server.last_line()}")
+            raise children.ServerFailed(f"the server went away: {self.server.said()}")
 
     def ask(
         self, asked: Sequence[load.Asked], users: int, chunks_per_s: float

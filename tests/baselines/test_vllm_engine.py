@@ -150,3 +150,10 @@ def test_rows_say_which_shared_libraries_are_missing_or_cut(
     (described / "RECORD").write_text("lib/whole.so,,4")
     assert _vllm_engine.trimmed("lib") == ()
     assert _vllm_engine.trimmed("no-such-distribution") == ()
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_server_is_told_the_dtype_of_its_weights(key, tmp_path):
+    (tmp_path / "config.json").write_text(f'{{"{key}": "float32"}}')
+    argv = vllm.serve(None).command(tmp_path, 8123, 64, "cuda")
+    assert argv[argv.index("--dtype") + 1] == "float32"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernelmark.registry.errors import first_line
+from kernelmark.registry.errors import first_error, first_line
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,25 @@ class Unreadable(Exception):
 def test_a_text_that_cannot_be_made_or_written_is_no_other_failure():
     assert first_line(Unreadable()) == "its text cannot be made: ValueError"
     assert first_line(ValueError("\ud800 alone")) == "? alone"
+
+
+SERVER = """\
+(APIServer pid=3) WARNING 11-30 05:45:56 [system_utils.py:299] This can cause errors like `OSError: [Errno 24]`.
+ERROR 11-30 05:46:27 [executor.py:901] Traceback (most recent call last):
+ERROR 11-30 05:46:27 [executor.py:901] ValueError: Available memory (16.64 GiB) is less than asked for.
+(APIServer pid=3) RuntimeError: Engine core initialization failed. See root cause above.
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (SERVER, "ValueError: Available memory (16.64 GiB) is less than asked for."),
+        ("Traceback:\n  x\nNotImplementedError: no\nRuntimeError: so none\n", "NotImplementedError: no"),
+        ("errors: 3\nit may be an Error: no\nError: yes", "Error: yes"),
+        ("listening\nbye", None),
+        ("", None),
+    ],
+)
+def test_the_first_exception_is_the_cause_of_the_others(said, found):
+    assert first_error(said) == found

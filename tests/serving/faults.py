@@ -85,7 +85,7 @@ def planted(said: str, plan: Planted, kill_s: float | None = None) -> dict[str, 
             "whole": sum(x.outcome == "ok" and x.tokens == OUTPUT for x in seen),
             "beyond_s": round(beyond_s, 2),
             "alive": server.alive(),
-            "printed": server.last_line(),
+            "printed": server.said(),
         }
     finally:
         server.stop()
@@ -128,7 +128,7 @@ def requests_that_are_none() -> dict[str, object]:
             "ended": dict(sorted(ended.items())),
             "after": latencies.outcomes(after),
             "alive": server.alive(),
-            "printed": server.last_line(),
+            "printed": server.said(),
             "elsewhere": elsewhere(server.port),
         }
     finally:

@@ -18,16 +18,18 @@ from typing import IO, Any
 
 import msgspec
 
-from ....registry.errors import InputError
+from ....registry.errors import InputError, first_error, last_line
 from .messages import LOOPBACK, Result, Spec, Task
 
 PACKAGE = __package__
-SAID = 2000
-"""Bytes of a server's last words that a reason may quote."""
+SAID = 1 << 16
+"""Bytes of a server's last words that a reason is looked for in."""
+QUOTED = 300
+"""Characters of it that a reason quotes."""
 
 
 class ServerFailed(Exception):
-    """A server did not start, or went away; the message holds its last line."""
+    """A server did not start, or went away; the message holds what it said of that."""
 
 
 @dataclass
@@ -60,14 +62,16 @@ class Running:
         finally:
             connection.close()
 
-    def last_line(self) -> str:
-        """The last line that the server printed."""
+    def said(self) -> str:
+        """What the server printed of its end: its first error, as the rest may be that its parts miss one another,
+        or else its last line.
+        """
         if self.output is None:
             return ""
         self.output.seek(0, os.SEEK_END)
         self.output.seek(max(0, self.output.tell() - SAID))
-        lines = self.output.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else ""
+        text = self.output.read().decode(errors="replace")
+        return (first_error(text) or last_line(text, ""))[:QUOTED]
 
     def stop(self, patience_s: float = 5.0) -> None:
         """Ends the server and all it started."""
@@ -118,7 +122,7 @@ def ours(spec: Spec, deadline_s: float, path: str = "/v1/completions") -> Runnin
         line = _line(process.stdout, deadline_s)
         running.port = int(msgspec.json.decode(line)["port"])
     except (OSError, ValueError, KeyError, msgspec.MsgspecError, TimeoutError) as error:
-        said = running.last_line()
+        said = running.said()
         running.stop(0)
         raise ServerFailed(f"the server did not start: {said or error}") from None
     return running
@@ -173,7 +177,7 @@ def started(
         with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), 1):
             return running
         time.sleep(0.1)
-    said = running.last_line()
+    said = running.said()
     what = f"did not answer within {deadline_s:.0f} s" if running.alive() else "ended before it answered"
     running.stop(0)
     raise ServerFailed(f"the server {what}: {said}")

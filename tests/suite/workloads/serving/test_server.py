@@ -7,8 +7,10 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import fmean
 from typing import cast
 
@@ -135,7 +137,7 @@ def test_malformed_requests_end_in_errors_of_the_protocol(quick: Running) -> Non
                 assert b'"type":"invalid_request_error"' in raw or status == 501, raw
     assert answered > MALFORMED / 2
     assert latencies.outcomes(load(quick, [0.0, 0.0])) == {"ok": 2}
-    assert quick.last_line() == "", "something was printed to standard error"
+    assert quick.said() == "", "something was printed to standard error"
 
 
 def test_who_still_writes_sees_why_a_request_is_refused(quick: Running) -> None:
@@ -227,6 +229,14 @@ def test_nothing_listens_but_on_the_loopback(quick: Running) -> None:
 def test_a_server_that_does_not_start_says_why() -> None:
     with pytest.raises(children.ServerFailed, match=r"a server has an engine or a planted backend"):
         ours(Spec("m", 10, 10), 30)
+
+
+def test_another_server_that_does_not_start_says_its_first_error(tmp_path: Path) -> None:
+    code = "print('[x.py:3] ValueError: no memory', flush=True); raise RuntimeError('see above')"
+    with pytest.raises(children.ServerFailed, match=r"ended before it answered: ValueError: no memory$"):
+        children.started(
+            [sys.executable, "-c", code], children.free_port(), "/", "m", tmp_path, 30.0, False, {}, {}
+        )
 
 
 @pytest.mark.parametrize(
