@@ -57,7 +57,7 @@ def last_line(said: str, otherwise: str = "it said nothing") -> str:
     return (said.strip().splitlines() or [otherwise])[-1]
 
 
-_ERROR = re.compile(r"(?:^|[\])] )((?:[A-Z][A-Za-z]*)?(?:Error|Exception): .+)")
+_ERROR = re.compile(r"(?:^|[\])] )((?:[a-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception): .+)")
 """An exception as a traceback ends with it, after whatever a logger writes before."""
 
 

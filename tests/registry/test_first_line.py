@@ -46,6 +46,7 @@ ERROR 11-30 05:46:27 [executor.py:901] ValueError: Available memory (16.64 GiB) 
         (SERVER, "ValueError: Available memory (16.64 GiB) is less than asked for."),
         ("Traceback:\n  x\nNotImplementedError: no\nRuntimeError: so none\n", "NotImplementedError: no"),
         ("errors: 3\nit may be an Error: no\nError: yes", "Error: yes"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "torch.OutOfMemoryError: CUDA out of memory."),
         ("listening\nbye", None),
         ("", None),
     ],

@@ -34,6 +34,9 @@ SHAPES = 64
 CACHE_SHARE = 0.8
 """Of the memory that weights leave, for the cache; the rest is for what is computed."""
 
+APART = 32
+"""Between two sizes of a batch that have graphs, from this on: a step of 129 sequences is not one of 256."""
+
 MOST_COMPILED = 128
 """Sequences of the largest batch whose steps are compiled: eight sizes, as often as torch.compile compiles one
 function.
@@ -50,6 +53,16 @@ class Next(NamedTuple):
 
     logits: torch.Tensor
     token: torch.Tensor
+
+
+def moved(values: object, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Numbers of the host on a device, by a copy that waits for nothing that runs there: from pinned memory, which
+    its allocator keeps until the copy is made.
+    """
+    import torch
+
+    found = torch.tensor(values, dtype=dtype)
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 
 class Engine:
@@ -163,7 +176,7 @@ class Engine:
         row = next(x for x in range(self.sequences) if x not in self.held)
         pages = [self.free.pop() for _ in range(-(-tokens // self.page))]
         self.held[row] = pages
-        self.table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device=self.device)
+        self.table[row, : len(pages)] = moved(pages, torch.int32, self.device)
         self.lengths[row] = 0
         return row
 
@@ -177,8 +190,8 @@ class Engine:
 
         B, S = tokens.shape
         with torch.no_grad():
-            at = torch.tensor(list(rows), device=self.device)
-            self.lengths[at] = S
+            at = moved(list(rows), torch.int64, self.device)
+            self.lengths.index_fill_(0, at, S)
             self._now = Prefill(self, at, B, S)
             logits = self.module(tokens, tokens)
             return Next(logits, logits.argmax(-1))
@@ -244,7 +257,11 @@ class Engine:
                     self._run(size)
 
     def _size(self, B: int) -> int:
-        """Sequences of the graph, or of the compiled step, that takes a batch of B."""
+        """Sequences of the graph, or of the compiled step, that takes a batch of B: powers of two, and of graphs
+        multiples of `APART` above it.
+        """
+        if self.graphs is not None and B > APART:
+            return min(self.sequences, -(-B // APART) * APART)
         return min(self.sequences, 1 << (B - 1).bit_length())
 
     def _graph(self, size: int) -> tuple[Any, Next]:
@@ -260,13 +277,13 @@ class Engine:
 
     def _at(self, rows: Sequence[int], size: int) -> torch.Tensor:
         """These rows on the device, filled up with the one that is nobody's. They are copied when they change and
-        not at each step: a copy from the host waits for the step before.
+        not at each step.
         """
         import torch
 
         wanted = [*rows, *[self.sequences] * (size - len(rows))]
         if wanted != self._written:
-            self._rows[:size].copy_(torch.tensor(wanted))
+            self._rows[:size].copy_(moved(wanted, torch.int64, self.device))
             self._written = wanted
         return self._rows[:size]
 

@@ -50,7 +50,7 @@ class PlantedBackend:
         service.began = time.monotonic_ns()
         return PlantedTokens(self.plan, wanted, fault, service, self._places)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Nothing runs on."""
 
 

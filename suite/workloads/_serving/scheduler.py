@@ -1,196 +1,211 @@
-"""Continuous batching: which sequences the engine works on, step by step, in a thread of its own.
+"""Continuous batching: which sequences the engine works on, pass by pass, a pass ahead of what is read.
 
-New sequences are taken in before each decode step, in the order of their arrival, as long as a row and pages for
-the whole of prompt and answer are free: nothing that was begun is ever put off. One that is not free waits.
+New sequences are taken in before each decode step, in the order of their arrival, as long as a row and pages
+for the whole of prompt and answer are free: nothing that was begun is ever put off. One that is not free waits.
+Prompts of one length that wait together are read in one pass. All others wait for prompts, so no more than
+`TAKEN` tokens of them are read between two decode steps (Agrawal et al., arXiv 2403.02310, who cut prompts
+too).
+
+What a pass chooses stays on the device, where the next one takes it from. So the next is launched before the
+tokens of the one before are read, and the device does not wait for the host. A sequence that ends by a token is
+then one step too long, which nobody sees. Where the host draws tokens at a temperature, passes are launched one
+by one.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .engine import Engine, Next
-from .protocol import Refused, Wanted
+from .engine import Engine, Next, moved
+from .protocol import Wanted
+from .wire import Made
 
 if TYPE_CHECKING:
     import torch
 
-WAITING = 4096
-"""Requests that may wait; one more is refused with 429."""
+TAKEN = 8192
+"""Tokens of prompts between two decode steps, but for one prompt that is longer by itself."""
 COLDEST = 1e-20
 """The lowest temperature that logits are divided by: by less they overflow, and infinite ones have no shares."""
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A request under way. `emit(tokens, finish)` gets its tokens; `finish` is None until the last."""
+    """A request under way: how many of its tokens are `launched`, how many of these are `made` known."""
 
+    number: int
     wanted: Wanted
-    emit: Callable[[list[int], str | None], None]
     row: int = -1
+    launched: int = 0
     made: int = 0
-    token: int = 0
-    given_up: bool = False
+    over: bool = False
     generator: Any = field(default=None, repr=False)
 
 
-class Scheduler:
-    """Runs an engine. `end` is the token that ends an answer."""
+@dataclass(frozen=True)
+class _Flight:
+    """A pass that was launched: its tokens on their way to the host, there when `landed` is. `logits` only where
+    the host draws.
+    """
 
-    def __init__(self, engine: Engine, end: int) -> None:
-        self.engine, self.end = engine, end
+    batch: list[Sequence]
+    tokens: torch.Tensor
+    logits: torch.Tensor | None
+    landed: Any
+
+
+class Scheduler:
+    """Runs an engine, turn by turn, in the caller's thread. `end` is the token that ends an answer; `emit` gets
+    what each pass made as soon as it is known.
+    """
+
+    def __init__(self, engine: Engine, end: int, emit: Callable[[list[Made]], None]) -> None:
+        import torch
+
+        self.engine, self.end, self.emit = engine, end, emit
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.failed: str | None = None
-        self._wake = threading.Condition()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._by_number: dict[int, Sequence] = {}
+        self._flights: deque[_Flight] = deque()
+        self._last = torch.zeros(engine.sequences + 1, dtype=torch.int64, device=engine.device)
+        """The last token of each row."""
+        self._rows: tuple[list[int], torch.Tensor] = [], self._last
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do in a turn."""
+        return bool(self.waiting or self.running or self._flights)
 
-    def stop(self) -> None:
-        """Ends the thread after its step."""
-        with self._wake:
-            self._stopped = True
-            self._wake.notify()
-        self._thread.join()
+    def add(self, number: int, wanted: Wanted) -> None:
+        """Puts a request in the queue."""
+        sequence = self._by_number[number] = Sequence(number, wanted)
+        self.waiting.append(sequence)
 
-    def add(self, wanted: Wanted, emit: Callable[[list[int], str | None], None]) -> Sequence:
-        """Puts a request in the queue. Raises `Refused` where it is full, or the engine has failed."""
-        sequence = Sequence(wanted, emit)
-        with self._wake:
-            if self.failed is not None:
-                raise Refused(503, self.failed)
-            if len(self.waiting) >= WAITING:
-                raise Refused(429, f"{WAITING} requests are waiting already")
-            self.waiting.append(sequence)
-            self._wake.notify()
-        return sequence
+    def give_up(self, number: int) -> None:
+        """Nobody reads a request's answer any more; one that is over already is no error."""
+        sequence = self._by_number.get(number)
+        if sequence is None:
+            return
+        if sequence in self.running:
+            self._over(sequence)
+        else:
+            self.waiting.remove(sequence)
+            del self._by_number[number]
 
-    def give_up(self, sequence: Sequence) -> None:
-        """Nobody reads a request's answer any more."""
-        sequence.given_up = True
-
-    def _run(self) -> None:
-        try:
-            while True:
-                with self._wake:
-                    while not self._stopped and not self.waiting and not self.running:
-                        self._wake.wait()
-                    if self._stopped:
-                        return
-                self._admit()
-                if self.running:
-                    self._step()
-        except Exception as error:  # whatever a kernel raises ends the engine; those who wait are told
-            with self._wake:
-                self.failed = f"the engine failed: {type(error).__name__}: {str(error)[:200]}"
-                left = [*self.running, *self.waiting]
-            for x in left:
-                x.emit([], "error")
-
-    def _admit(self) -> None:
-        while self.waiting:
-            sequence = self.waiting[0]
-            if not sequence.given_up:
-                size = len(sequence.wanted.prompt) + sequence.wanted.output
-                if not self.engine.admits(size):
-                    return
-                sequence.row = self.engine.hold(size)
-                self.running.append(sequence)
-            with self._wake:
-                self.waiting.popleft()
-            if not sequence.given_up:
-                prompt = self._tensor([list(sequence.wanted.prompt)])
-                self._took([sequence], self.engine.prefill(prompt, [sequence.row]))
-
-    def _step(self) -> None:
-        batch = [x for x in self.running if not x.given_up]
-        for x in [x for x in self.running if x.given_up]:
-            self._over(x)
+    def turn(self) -> None:
+        """Launches the passes of new prompts and a step of all sequences, then reads what was launched before."""
+        launched = 0
+        for group in self._taken():
+            self._launch(group, self.engine.prefill(self._prompts(group), [x.row for x in group]))
+            launched += 1
+        batch = [x for x in self.running if x.launched < x.wanted.output]
         if batch:
-            tokens = self._tensor([x.token for x in batch])
-            self._took(batch, self.engine.decode(tokens, [x.row for x in batch]))
+            rows = [x.row for x in batch]
+            self._launch(batch, self.engine.decode(self._last[self._placed(rows)], rows))
+            launched += 1
+        self._read(launched)
 
-    def _took(self, batch: list[Sequence], found: Next) -> None:
-        """Chooses and hands out the next token of each sequence."""
-        for sequence, token in zip(batch, self._chosen(batch, found), strict=True):
-            sequence.token = token
-            sequence.made += 1
-            finish = None
-            if sequence.made >= sequence.wanted.output:
-                finish = "length"
-            elif token == self.end and not sequence.wanted.ignore_eos:
-                finish = "stop"
-            if finish is not None:
-                self._over(sequence)
-            sequence.emit([token], finish)
+    def _taken(self) -> Iterator[list[Sequence]]:
+        """Waiting sequences that find a place, by what is read in one pass; each has its row."""
+        left = TAKEN
+        while self.waiting:
+            size = len(self.waiting[0].wanted.prompt)
+            if left < min(size, TAKEN):  # one that is longer has a turn's prompts to itself
+                return
+            found: list[Sequence] = []
+            while self.waiting and len(found) < max(1, left // size):
+                sequence = self.waiting[0]
+                whole = size + sequence.wanted.output
+                if len(sequence.wanted.prompt) != size or not self.engine.admits(whole):
+                    break
+                sequence.row = self.engine.hold(whole)
+                found.append(self.waiting.popleft())
+            if not found:
+                return
+            self.running += found
+            left -= size * len(found)
+            # A pass of each size is prepared once: powers of two are few sizes.
+            while found:
+                count = 1 << (len(found).bit_length() - 1)
+                yield found[:count]
+                found = found[count:]
 
-    def _chosen(self, batch: list[Sequence], given: Next) -> list[int]:
-        """The largest logit, or a draw at a temperature from the request's own seed."""
+    def _prompts(self, group: list[Sequence]) -> torch.Tensor:
+        return self._moved([list(x.wanted.prompt) for x in group])
+
+    def _launch(self, batch: list[Sequence], found: Next) -> None:
+        """Sends a pass's tokens to the next pass and to the host."""
         import torch
 
-        found: list[int] = given.token.tolist()
-        for i, x in enumerate(batch):
-            if x.wanted.temperature:
-                if x.generator is None:
-                    x.generator = torch.Generator().manual_seed(x.wanted.seed % (1 << 63))
-                shares = (given.logits[i].float().cpu() / max(x.wanted.temperature, COLDEST)).softmax(-1)
-                found[i] = int(torch.multinomial(shares, 1, generator=x.generator))
-        return found
+        self._last.index_copy_(0, self._placed([x.row for x in batch]), found.token)
+        drawn = any(x.wanted.temperature for x in batch)
+        cuda = found.token.device.type == "cuda"
+        tokens = torch.empty(len(batch), dtype=torch.int64, pin_memory=cuda)
+        tokens.copy_(found.token, non_blocking=True)
+        landed = None
+        if cuda:
+            landed = torch.cuda.Event()
+            landed.record()
+        self._flights.append(_Flight(batch, tokens, found.logits if drawn else None, landed))
+        for x in batch:
+            x.launched += 1
+        if drawn:
+            self._read(0)
+
+    def _read(self, left: int) -> None:
+        """Reads passes in the order of their launch until so many are left."""
+        while len(self._flights) > left:
+            flight = self._flights.popleft()
+            if flight.landed is not None:
+                flight.landed.synchronize()
+            made = []
+            for i, (sequence, token) in enumerate(zip(flight.batch, flight.tokens.tolist(), strict=True)):
+                if not sequence.over:
+                    made.append(self._took(sequence, token, flight.logits, i))
+            if made:
+                self.emit(made)
+
+    def _took(self, sequence: Sequence, token: int, logits: torch.Tensor | None, place: int) -> Made:
+        """Hands out the next token of a sequence."""
+        if sequence.wanted.temperature and logits is not None:
+            token = self._drawn(sequence, logits[place])
+            self._last[sequence.row] = token
+        sequence.made += 1
+        finish = None
+        if sequence.made >= sequence.wanted.output:
+            finish = "length"
+        elif token == self.end and not sequence.wanted.ignore_eos:
+            finish = "stop"
+        if finish is not None:
+            self._over(sequence)
+        return Made(sequence.number, [token], finish)
+
+    def _drawn(self, sequence: Sequence, logits: torch.Tensor) -> int:
+        """A draw at a temperature from the request's own seed."""
+        import torch
+
+        if sequence.generator is None:
+            sequence.generator = torch.Generator().manual_seed(sequence.wanted.seed % (1 << 63))
+        shares = (logits.float().cpu() / max(sequence.wanted.temperature, COLDEST)).softmax(-1)
+        return int(torch.multinomial(shares, 1, generator=sequence.generator))
 
     def _over(self, sequence: Sequence) -> None:
+        """Gives the row back. A pass under way may still write there, before whatever takes it on the device."""
+        sequence.over = True
         self.running.remove(sequence)
+        del self._by_number[sequence.number]
         self.engine.release(sequence.row)
 
-    def _tensor(self, values: object) -> torch.Tensor:
+    def _placed(self, rows: list[int]) -> torch.Tensor:
+        """Rows on the device; those of a batch that does not change are there already."""
+        if rows != self._rows[0]:
+            self._rows = rows, self._moved(rows)
+        return self._rows[1]
+
+    def _moved(self, values: object) -> torch.Tensor:
         import torch
 
-        return torch.tensor(values, dtype=torch.int64, device=self.engine.device)
-
-
-class Batched:
-    """The scheduler as a server has it: tokens of a request on the event loop."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-
-    async def open(self, wanted: Wanted, number: str) -> Tokens:
-        """Takes a request. Raises `Refused`."""
-        loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[tuple[list[int], str | None]] = asyncio.Queue()
-
-        def emit(tokens: list[int], finish: str | None) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, (tokens, finish))
-
-        return Tokens(self.scheduler, self.scheduler.add(wanted, emit), queue)
-
-    def stop(self) -> None:
-        """Ends the scheduler."""
-        self.scheduler.stop()
-
-
-@dataclass
-class Tokens:
-    """The tokens of one request, as they come."""
-
-    scheduler: Scheduler
-    sequence: Sequence
-    queue: asyncio.Queue[tuple[list[int], str | None]]
-
-    async def next(self) -> tuple[list[int], str | None]:
-        """More tokens, and why there are no more after them. Raises `Refused` where the engine failed."""
-        tokens, finish = await self.queue.get()
-        if finish == "error":
-            raise Refused(503, self.scheduler.failed or "the engine failed")
-        return tokens, finish
-
-    def close(self) -> None:
-        """Nobody reads on."""
-        self.scheduler.give_up(self.sequence)
+        return moved(values, torch.int64, self.engine.device)

@@ -16,17 +16,15 @@ import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 import msgspec
 
+from .batched import Batched
 from .http import HEAD, Malformed, head_of, length_of
-from .messages import LOOPBACK, EngineSpec, Planted, Spec
+from .messages import LOOPBACK, Planted, Spec
 from .planted import Cut, PlantedBackend
 from .protocol import DONE, LARGEST, Answer, Refused, Wanted, parse
-
-if TYPE_CHECKING:
-    from .scheduler import Batched
 
 SLOW_S = 30.0
 """How long a head or a body may take to come."""
@@ -252,45 +250,20 @@ def _chunk(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
-def _engine(spec: EngineSpec) -> Batched:
-    """The engine of a spec, its scheduler running."""
-    import torch
-
-    from ...catalog import Catalog
-    from ...model import chosen
-    from ...system import Assembly, System
-    from .. import _inference as inference
-    from .engine import Engine
-    from .scheduler import Batched, Scheduler
-
-    if spec.threads is not None:
-        torch.set_num_threads(spec.threads)
-    catalog = Catalog.default()
-    if spec.code:
-        catalog = catalog.with_code(spec.code)
-    system = msgspec.convert(spec.system, System)
-    found = chosen(catalog.models, spec.model)
-    if spec.slice != "whole":
-        found = found.first(int(spec.slice.removeprefix("first")))
-    device = torch.device(spec.device)
-    weights = inference.initial(found, spec.dtype, spec.seed, device)
-    engine = Engine(Assembly(system, catalog), found, spec.dtype, weights, spec.sequences, spec.longest, spec.page)
-    engine.capture()
-    scheduler = Scheduler(engine, end=found.configuration.vocabulary - 1)
-    scheduler.start()
-    return Batched(scheduler)
-
-
 async def serve(spec: Spec, until: Callable[[], Awaitable[object]]) -> None:
     """Listens and serves until that is done."""
     if (spec.engine is None) == (spec.planted is None):
         raise ValueError("a server has an engine or a planted backend")
-    backend: Any = _engine(spec.engine) if spec.engine is not None else PlantedBackend(spec.planted or Planted())
+    backend: Batched | PlantedBackend
+    if spec.engine is not None:
+        backend = await Batched.started(spec.engine, end=spec.vocabulary - 1)
+    else:
+        backend = PlantedBackend(spec.planted or Planted())
     server, port = await Server(spec, backend).listen()
     print(f'{{"port": {port}}}', flush=True)
     await until()
     server.close()
-    backend.stop()
+    await backend.stop()
 
 
 async def _closed() -> None:

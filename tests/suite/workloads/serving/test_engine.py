@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen
 from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import _inference as inference
-from kernelmark.suite.workloads._serving.engine import Engine, fitting, step_bytes
-from kernelmark.suite.workloads._serving.protocol import Refused, Wanted
-from kernelmark.suite.workloads._serving.scheduler import Scheduler, Sequence
+from kernelmark.suite.workloads._serving import engine_process, wire
+from kernelmark.suite.workloads._serving.engine import Engine, Next, fitting, step_bytes
+from kernelmark.suite.workloads._serving.messages import EngineSpec
+from kernelmark.suite.workloads._serving.protocol import Wanted
+from kernelmark.suite.workloads._serving.scheduler import Scheduler
+from kernelmark.suite.workloads._serving.wire import Made
 
 CPU = torch.device("cpu")
 
@@ -123,25 +130,17 @@ def wanted(*prompt: int, output: int = 6, temperature: float = 0.0) -> Wanted:
 
 def together(e: Engine, asked: list[Wanted]) -> list[list[int]]:
     """The answers of requests that run in one scheduler."""
-    scheduler = Scheduler(e, end=511)
     found: list[list[int]] = [[] for _ in asked]
-    left = threading.Semaphore(0)
 
-    def emit_to(mine: list[int]):  # type: ignore[no-untyped-def]  # a closure
-        def emit(tokens: list[int], finish: str | None) -> None:
-            mine.extend(tokens)
-            if finish:
-                left.release()
+    def emit(made: list[Made]) -> None:
+        for x in made:
+            found[x.number].extend(x.tokens)
 
-        return emit
-
-    sequences = [scheduler.add(x, emit_to(mine)) for x, mine in zip(asked, found, strict=True)]
-    assert all(isinstance(x, Sequence) for x in sequences)
-    scheduler.start()
-    for _ in asked:
-        assert left.acquire(timeout=30)
-    scheduler.stop()
-    assert not scheduler.running
+    scheduler = Scheduler(e, 511, emit)
+    for number, x in enumerate(asked):
+        scheduler.add(number, x)
+    while scheduler.busy:
+        scheduler.turn()
     assert not e.held
     return found
 
@@ -161,18 +160,143 @@ def test_a_temperature_next_to_zero_ends_no_engine(catalog: Catalog) -> None:
     assert together(engine(catalog), [wanted(1, 2, 3, temperature=5e-324)]) == greedy
 
 
-def test_an_engine_that_fails_tells_all(catalog: Catalog) -> None:
+def watched(e: Engine, asked: list[Wanted]) -> tuple[Scheduler, list[str], list[Made]]:
+    """A scheduler with requests, the passes that it launches and what it tells, in one list and by itself."""
+    events: list[str] = []
+    told: list[Made] = []
+    prefill, decode = e.prefill, e.decode
+
+    def emit(made: list[Made]) -> None:
+        events.append("told " + " ".join(str(x.number) for x in made))
+        told.extend(made)
+
+    def taken(tokens: torch.Tensor, rows: Sequence[int]) -> Next:
+        events.append(f"prompts {tuple(tokens.shape)}")
+        return prefill(tokens, rows)
+
+    def step(tokens: torch.Tensor, rows: Sequence[int]) -> Next:
+        events.append(f"step {len(rows)}")
+        return decode(tokens, rows)
+
+    e.prefill, e.decode = taken, step  # type: ignore[method-assign]
+    scheduler = Scheduler(e, 511, emit)
+    for number, x in enumerate(asked):
+        scheduler.add(number, x)
+    return scheduler, events, told
+
+
+def test_a_pass_is_launched_before_the_one_before_is_read(catalog: Catalog) -> None:
+    scheduler, events, _ = watched(engine(catalog), [wanted(1, 2, output=4)])
+    while scheduler.busy:
+        scheduler.turn()
+    assert events == ["prompts (1, 2)", "step 1", "step 1", "told 0", "told 0", "step 1", "told 0", "told 0"]
+
+
+def test_prompts_of_one_length_are_read_together(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In passes of powers of two, in the order of arrival, and so many that others wait no longer than that."""
+    monkeypatch.setattr("kernelmark.suite.workloads._serving.scheduler.TAKEN", 20)
+    asked = [wanted(*range(5), output=2) for _ in range(6)] + [wanted(*range(30), output=2), wanted(1, output=2)]
+    scheduler, events, told = watched(engine(catalog, sequences=9), asked)
+    while scheduler.busy:
+        scheduler.turn()
+    launched = [x for x in events if not x.startswith("told")]
+    assert launched == ["prompts (4, 5)", "step 4", "prompts (2, 5)", "step 2", "prompts (1, 30)", "step 1",
+                        "prompts (1, 1)", "step 1"]  # fmt: skip
+    assert [x.number for x in told if x.finish == "length"] == list(range(8))
+
+
+def test_who_leaves_makes_room_and_gets_no_more(catalog: Catalog) -> None:
+    e = engine(catalog, sequences=1)
+    scheduler, _, told = watched(e, [wanted(1, output=30), wanted(2, output=3), wanted(3, output=3)])
+    scheduler.turn()
+    scheduler.give_up(0)  # with a pass under way
+    scheduler.give_up(1)  # it waits
+    scheduler.give_up(7)
+    before = len(told)
+    while scheduler.busy:
+        scheduler.turn()
+    scheduler.give_up(2)  # it is over
+    assert [x.number for x in told[before:]] == [2, 2, 2]
+    assert [y for x in told[before:] for y in x.tokens] == together(engine(catalog), [wanted(3, output=3)])[0]
+    assert not e.held
+
+
+def test_a_sequence_that_ends_by_its_token_leaves_no_trace(catalog: Catalog) -> None:
+    """The step that was launched before its end was known writes into its row, which the next sequence takes."""
+    first = together(engine(catalog), [wanted(1, 2)])[0]
+    end = Wanted((1, 2), 20, 0.0, 5, True, True, False, False, False)  # ends by `end`
+    e = engine(catalog, sequences=1)
+    found: list[Made] = []
+    scheduler = Scheduler(e, first[1], found.extend)
+    scheduler.add(0, end)
+    scheduler.add(1, wanted(3, output=3))
+    while scheduler.busy:
+        scheduler.turn()
+    mine = [x for x in found if x.number == 0]
+    assert [x.finish for x in mine] == [None] * (first.index(first[1])) + ["stop"]
+    assert [y for x in found if x.number for y in x.tokens] == together(engine(catalog), [wanted(3, output=3)])[0]
+
+
+def served(monkeypatch: pytest.MonkeyPatch, e: Engine, messages: list[wire.ToEngine]) -> list[wire.FromEngine]:
+    """What an engine's process answers to messages, by real pipes; its engine is this one."""
+    monkeypatch.setattr(engine_process, "engine", lambda spec: e)
+    (given, give), (taken, take) = os.pipe(), os.pipe()
+    spec = EngineSpec({}, "llama-tiny", "whole", "fp32", 3, "cpu", 3, 48)
+    with os.fdopen(give, "wb", buffering=0) as into:
+        for message in [wire.Build(spec, 511), *messages]:
+            into.write(wire.framed(message))
+        thread = threading.Thread(target=engine_process.run, args=(engine_process.Inbox(given), take))
+        thread.start()
+        inbox, found = engine_process.Inbox(taken), []
+        while not any(isinstance(x, wire.Failed) or _last(x) for x in found):
+            found += [wire.from_engine(x) for x in inbox.take(wait=True)]
+    thread.join(30)
+    assert not thread.is_alive(), "it ends when nobody can ask any more"
+    for x in (given, taken, take):
+        os.close(x)
+    return found
+
+
+def _last(message: wire.FromEngine) -> bool:
+    return isinstance(message, wire.Gave) and any(x.finish for x in message.made)
+
+
+def test_an_engine_in_a_process_of_its_own(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = served(monkeypatch, engine(catalog), [wire.Ask(5, wanted(1, 2, 3)), wire.Leave(4)])
+    assert isinstance(found[0], wire.Built)
+    made = [y for x in found[1:] if isinstance(x, wire.Gave) for y in x.made]
+    assert {x.number for x in made} == {5}
+    assert [y for x in made for y in x.tokens] == together(engine(catalog), [wanted(1, 2, 3)])[0]
+
+
+def test_an_engine_that_fails_says_why(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     e = engine(catalog)
     e.decode = lambda tokens, rows: 1 / 0  # type: ignore[method-assign,assignment]
-    scheduler = Scheduler(e, end=511)
-    told: list[str | None] = []
-    scheduler.add(wanted(1), lambda tokens, finish: told.append(finish))
-    scheduler.add(wanted(2), lambda tokens, finish: told.append(finish))
-    scheduler.start()
-    scheduler._thread.join(30)
-    assert told[-2:] == ["error", "error"]
-    with pytest.raises(Refused, match="the engine failed: ZeroDivisionError"):
-        scheduler.add(wanted(3), lambda tokens, finish: None)
+    found = served(monkeypatch, e, [wire.Ask(1, wanted(1)), wire.Ask(2, wanted(2))])
+    assert found[-1] == wire.Failed("the engine failed: ZeroDivisionError: division by zero")
+
+
+@given(st.lists(st.binary(max_size=300)), st.lists(st.integers(1, 40), min_size=1))
+def test_frames_however_they_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(len(x).to_bytes(wire.SIZE, "big") + x for x in bodies)
+    frames, found, at = wire.Frames(), [], 0
+    for size in itertools.cycle(cuts):
+        found += frames.feed(data[at : at + size])
+        at += size
+        if at >= len(data):
+            break
+    assert found == bodies
+
+
+@pytest.mark.parametrize(
+    ("B", "graphs", "eager"), [(1, 1, 1), (3, 4, 4), (33, 64, 64), (65, 96, 128), (129, 160, 200), (200, 200, 200)]
+)
+def test_sizes_of_steps(catalog: Catalog, B: int, graphs: int, eager: int) -> None:
+    e = engine(catalog)
+    e.sequences = 200
+    assert e._size(B) == eager
+    e.graphs = {}
+    assert e._size(B) == graphs
 
 
 def test_what_no_engine_runs(catalog: Catalog) -> None:
