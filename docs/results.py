@@ -30,7 +30,7 @@ from kernelmark.registry.analysis.rows import Row, rows
 from kernelmark.registry.analysis.scaling import efficiencies, predictions
 from kernelmark.registry.analysis.statistics import geometric_mean
 from kernelmark.registry.analysis.worth import Worth, worths
-from kernelmark.registry.detection.arms import Arm, arms
+from kernelmark.registry.detection.arms import Arm, arms, differences
 from kernelmark.registry.store.journal import Journal, read, read_header
 from kernelmark.registry.store.record import PROVIDER, Case, Measurement, Record, Request
 from kernelmark.registry.store.shards import join
@@ -1026,18 +1026,22 @@ def _continued() -> list[str]:
     upper = {name: figures.number(x.high, 4) for name, x in beyond.items() if x is not None and x.high is not None}
     widest = max(abs(y) for y in _interval(found["kernelmark_graph"]))
     by = _speeds(made)
+    (own,) = differences(made).values()
+    before = {name: figures.percent(x[0.0][1], 3) for name, x in own.items()}
     return [
         "### 1,000 steps from a checkpoint",
         "A training of 2,000 steps goes on for 1,000 (`converge_continued`): behind the plateau that random "
         "weights begin with, seeds of one arm end within "
-        f"{figures.percent(max(base) / min(base) - 1, 1)} of one another, and an arm beside the base of its seed "
-        f"within hundredths of a per cent. **Our kernels in bf16 are as good as PyTorch's**: the interval ends "
-        f"{figures.percent(widest, 3)} from no difference, at {figures.ratio(by['kernelmark_graph'])} the tokens "
-        f"a second. **So are ours in 8 bits** by scales of 128 elements, at "
-        f"{figures.ratio(by['kernelmark_fp8_1x128'])}, and fp16 with a scaled loss. torchao's 8 bits by tensor "
-        "and the arm that loses each twentieth update are within the margin of 0.25 % in bits; that they need no "
-        "more than 1.05 times the steps is not shown: their intervals reach "
-        f"{upper['float8_tensorwise']} and {upper['lost_20']}. Moments begin anew, so PyTorch's loss rises from "
+        f"{figures.percent(max(base) / min(base) - 1, 1)} of one another, and arms in 16 bits beside the base of "
+        f"their seed within hundredths of a per cent. **Our kernels in bf16 are as good as PyTorch's**: the "
+        f"interval ends {figures.percent(widest, 3)} from no difference, at "
+        f"{figures.ratio(by['kernelmark_graph'])} the tokens a second. **So are ours in 8 bits** by scales of 128 "
+        f"elements, at {figures.ratio(by['kernelmark_fp8_1x128'])}, and fp16 with a scaled loss. torchao's 8 bits "
+        "by tensor and the arm that loses each twentieth update are within the margin of 0.25 % in bits; that "
+        "they need no more than 1.05 times the steps is not shown: their intervals reach "
+        f"{upper['float8_tensorwise']} and {upper['lost_20']}. **Of what 8 bits cost most is there before the "
+        f"first step**: the same weights, read in 8 bits, have {before['kernelmark_fp8_1x128']} more bits with "
+        f"ours and {before['float8_tensorwise']} with torchao's. Moments begin anew, so PyTorch's loss rises from "
         f"{figures.number(begun, 4)} to {figures.number(high, 4)} bits at first, and ends at "
         f"{figures.number(median(base), 4)}.",
         _where(made),
