@@ -5,7 +5,7 @@ parameters, and what is stored the other way round.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -321,7 +321,7 @@ class Folder:
     words = True
     path = "/v1/chat/completions"
     extra: ClassVar[dict[str, Any]] = {}
-    variables: ClassVar[dict[str, str]] = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    variables: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
     def prepare(self, chosen: Any, longest: int, weights: Iterable[tuple[str, Any]], folder: Any) -> None:
         """Writes the folder."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from . import _blocks, _transformers_models, _vllm_engine, deep_gemm
@@ -836,11 +837,18 @@ class _Serve(_transformers_models.Folder):
     words = False
     extra: ClassVar[dict[str, Any]] = {"ignore_eos": True}
     remarks: tuple[str, ...] = ()
-    variables: ClassVar[dict[str, str]] = {**_transformers_models.Folder.variables, **_vllm_engine.ALONE}
+    variables: Mapping[str, str] = {**_transformers_models.Folder.variables, **_vllm_engine.ALONE}
 
     def command(self, folder: Any, port: int, longest: int, device: str) -> list[str]:
-        """Its own command, in the interpreter that runs us. Without a dtype it takes bf16 for weights in fp32."""
+        """Its own command, in the interpreter that runs us. Without a dtype it takes bf16 for weights in fp32. On
+        Hopper its sampler imports flashinfer, and the server ends where that is missing, unless it is told not to.
+        """
+        import importlib.util
+
         self.remarks = _vllm_engine.trimmed()
+        if importlib.util.find_spec("flashinfer") is None:
+            self.variables = {**type(self).variables, "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+            self.remarks += ("without flashinfer, which is not installed: PyTorch's sampler chooses the tokens",)
         where = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(longest)]
         where += ["--dtype", _transformers_models.stored(folder)]
         return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), *where]

@@ -157,3 +157,17 @@ def test_a_server_is_told_the_dtype_of_its_weights(key, tmp_path):
     (tmp_path / "config.json").write_text(f'{{"{key}": "float32"}}')
     argv = vllm.serve(None).command(tmp_path, 8123, 64, "cuda")
     assert argv[argv.index("--dtype") + 1] == "float32"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_server_without_flashinfer_is_told_so_and_its_rows_say_it(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
+    found = SimpleNamespace() if installed else None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found if name == "flashinfer" else None)
+    system, name = vllm.serve(None), "VLLM_USE_FLASHINFER_SAMPLER"
+    system.command(tmp_path, 8123, 64, "cuda")
+    assert system.variables == {**vllm._Serve.variables, **({} if installed else {name: "0"})}
+    assert any("flashinfer" in x for x in system.remarks) is not installed
+    assert name not in vllm._Serve.variables

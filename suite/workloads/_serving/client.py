@@ -19,6 +19,7 @@ import msgspec
 from .http import Malformed, Response
 from .load import Asked
 from .messages import Result, Seen, Task
+from .timing import new_loop
 
 BEAT_S = 0.005
 """Between two looks at how late the event loop is."""
@@ -311,7 +312,8 @@ def _text(choice: _Choice) -> str:
 def main() -> None:
     """One task."""
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
-    result = asyncio.run(Client(task).run())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        result = runner.run(Client(task).run())
     sys.stdout.buffer.write(msgspec.json.encode(result))
     sys.stdout.buffer.flush()
 
