@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from .messages import EngineSpec
 from .protocol import Refused, Wanted
-from .wire import SIZE, Ask, Build, Built, Failed, FromEngine, Gave, Leave, framed, from_engine
+from .wire import SIZE, Ask, Build, Built, Failed, FromEngine, Gave, Leave, ToEngine, framed, from_engine
 
 WAITING = 4096
-"""Requests that may wait for their first token; one more is refused with 429."""
+"""Requests that may be without their first token; one more is refused with 429."""
 ENDS_S = 3.0
 """What an engine may take to end by itself."""
 ENGINE = ("-m", f"{__package__}.engine_process")
@@ -45,6 +45,9 @@ class Batched:
             assert isinstance(await found._message(), Built)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise RuntimeError(f"the engine ended with {await process.wait()} before it took requests") from None
+        except BaseException:  # nobody waits for it any more
+            process.kill()
+            raise
         found._reading = asyncio.create_task(found._read())
         return found
 
@@ -64,8 +67,12 @@ class Batched:
             self.failed = message.reason
         except (asyncio.IncompleteReadError, ConnectionError):
             self.failed = "the engine's process ended"
+        except Exception as error:  # what it said is no message: nothing more is understood
+            self.failed = f"the engine said what is no message: {error}"
         for tokens in self._open.values():
             tokens.came.put_nowait(([], "error"))
+        while await self._from.read(1 << 16):  # a pipe that is full keeps its process from ending
+            pass
 
     async def open(self, wanted: Wanted, number: str) -> Tokens:
         """Takes a request. Raises `Refused` where too many wait, or the engine has failed."""
@@ -76,20 +83,22 @@ class Batched:
         own = next(self._numbers)
         self._unbegun.add(own)
         tokens = self._open[own] = Tokens(self, own)
-        self._to.write(framed(Ask(own, wanted)))
+        self._say(Ask(own, wanted))
         return tokens
 
     def close(self, number: int, whole: bool) -> None:
         """Nobody reads on; of an answer that is not whole the engine is told."""
         del self._open[number]
         self._unbegun.discard(number)
-        if not whole and self.failed is None:
-            self._to.write(framed(Leave(number)))
+        if not whole:
+            self._say(Leave(number))
+
+    def _say(self, message: ToEngine) -> None:
+        if self.failed is None and not self._to.is_closing():
+            self._to.write(framed(message))
 
     async def stop(self) -> None:
         """Ends the engine, whose device is free when this returns."""
-        if self._reading is not None:
-            self._reading.cancel()
         self._to.close()
         try:
             await asyncio.wait_for(self._process.wait(), ENDS_S)
@@ -97,6 +106,8 @@ class Batched:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+        if self._reading is not None:
+            self._reading.cancel()
 
 
 @dataclass

@@ -73,8 +73,8 @@ class Running:
         text = self.output.read().decode(errors="replace")
         return (first_error(text) or last_line(text, ""))[:QUOTED]
 
-    def stop(self, patience_s: float = 5.0) -> None:
-        """Ends the server and all it started."""
+    def stop(self, patience_s: float = 10.0) -> None:
+        """Ends the server and all it started. A server that ends by itself has waited for its engine."""
         process = self.process
         if process is None:
             return

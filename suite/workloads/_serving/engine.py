@@ -114,6 +114,8 @@ class Engine:
         self._looked_up = False
         """Whether the parts of all sizes of a batch are known, where steps are compiled."""
         self._shapes: OrderedDict[tuple[int, int], dict[str, Callable[..., Any]]] = OrderedDict()
+        self._steps: dict[int, dict[str, Callable[..., Any]]] = {}
+        """Parts of steps by the size of a batch, all of which are kept: what they hold, a graph reads."""
         self._now: Any = None
         self.quantized = quantized(assembly, chosen.model.name, dtype, self.device.type)
         plain = assembly if self.quantized is None else assembly.plain
@@ -128,7 +130,9 @@ class Engine:
         """How a step of few sequences is computed, where that is otherwise than one of many."""
         pages = 1 + (-(-cached // page) if cached else self._fitting(sequences * self.across))
         self.memory = FAMILIES[chosen.model.name](self, pages)
-        self.free = list(range(pages - 1, 0, -1))
+        self.pages = pages - 1
+        """Pages that sequences may have."""
+        self.free = list(range(self.pages, 0, -1))
         self.table = torch.zeros(sequences + 1, self.across, dtype=torch.int32, device=self.device)
         self.lengths = torch.zeros(sequences + 1, dtype=torch.int32, device=self.device)
         self.held: dict[int, list[int]] = {}
@@ -167,6 +171,10 @@ class Engine:
         """Whether a sequence of so many tokens, answer included, finds a row and pages now."""
         return len(self.held) < self.sequences and -(-tokens // self.page) <= len(self.free)
 
+    def fits(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens, answer included, finds a row and pages when it is alone."""
+        return tokens <= self.longest and -(-tokens // self.page) <= self.pages
+
     def hold(self, tokens: int) -> int:
         """Takes a row and pages for a sequence of so many tokens; gives the row."""
         import torch
@@ -177,7 +185,6 @@ class Engine:
         pages = [self.free.pop() for _ in range(-(-tokens // self.page))]
         self.held[row] = pages
         self.table[row, : len(pages)] = moved(pages, torch.int32, self.device)
-        self.lengths[row] = 0
         return row
 
     def release(self, row: int) -> None:
@@ -306,7 +313,13 @@ class Engine:
             found |= {"head": found["linear"], "several": several(found), "gated": gated(found)}
             return found if self.quantized is None else found | self.quantized.parts(found.get("gate"))
 
-        return self._kept((B, S), make)
+        key = B, S
+        if key not in self._shapes:
+            self._shapes[key] = make()
+            if len(self._shapes) > SHAPES:
+                self._shapes.popitem(last=False)
+        self._shapes.move_to_end(key)
+        return self._shapes[key]
 
     def decode_parts(self, B: int) -> dict[str, Callable[..., Any]]:
         """The system's parts for one token of each of B sequences."""
@@ -328,20 +341,12 @@ class Engine:
                 found |= self.few.parts(found)
             return found
 
-        return self._kept((B, 0), make)
+        if B not in self._steps:
+            self._steps[B] = make()
+        return self._steps[B]
 
     def _call(self, part: str, operator: str, axes: dict[str, int], options: dict[str, Any]) -> Callable[..., Any]:
         return self.assembly.call(part, operator, axes, options, self.dtype, self.device.type)
-
-    def _kept(
-        self, key: tuple[int, int], make: Callable[[], dict[str, Callable[..., Any]]]
-    ) -> dict[str, Callable[..., Any]]:
-        if key not in self._shapes:
-            self._shapes[key] = make()
-            if len(self._shapes) > SHAPES:
-                self._shapes.popitem(last=False)
-        self._shapes.move_to_end(key)
-        return self._shapes[key]
 
 
 class _Delegated(dict[str, Callable[..., Any]]):

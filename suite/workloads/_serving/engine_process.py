@@ -9,34 +9,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
+import traceback
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from .messages import EngineSpec
-from .wire import Ask, Build, Built, Failed, Frames, FromEngine, Gave, Leave, framed, to_engine
+from .wire import Ask, Build, Built, Failed, FromEngine, Gave, Inbox, Leave, framed, to_engine
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 
-class Inbox:
-    """Messages of a pipe."""
-
-    def __init__(self, pipe: int) -> None:
-        self.pipe, self.ended = pipe, False
-        self._frames = Frames()
-
-    def take(self, wait: bool) -> list[bytes]:
-        """All that have come; if asked to, it waits for the first, or for the pipe's end."""
-        found: list[bytes] = []
-        while select.select([self.pipe], [], [], None if wait and not found else 0)[0]:
-            data = os.read(self.pipe, 1 << 16)
-            if not data:
-                self.ended = True
-                break
-            found += self._frames.feed(data)
-        return found
-
-
-def engine(spec: EngineSpec):  # type: ignore[no-untyped-def]  # its type's module loads torch
+def engine(spec: EngineSpec) -> Engine:
     """The engine of a spec, its steps captured."""
     import torch
 
@@ -91,16 +76,18 @@ def run(inbox: Inbox, out: int) -> None:
             if scheduler.busy:
                 scheduler.turn()
         except Exception as error:  # whatever a kernel raises ends the engine; those who wait are told
+            traceback.print_exc()
             send(Failed(f"the engine failed: {type(error).__name__}: {str(error)[:200]}"))
             return
 
 
 def main() -> None:
     """One engine."""
-    out = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no message
+    given, out, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # messages are no input of what a library starts
+    os.dup2(2, 1)  # and what it prints is no message
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # whoever started us is gone
-        run(Inbox(0), out)
+        run(Inbox(given), out)
 
 
 if __name__ == "__main__":

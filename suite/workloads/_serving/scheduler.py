@@ -1,15 +1,15 @@
-"""Continuous batching: which sequences the engine works on, pass by pass, a pass ahead of what is read.
+"""Continuous batching: which sequences the engine works on, pass by pass, launched ahead of what is read.
 
 New sequences are taken in before each decode step, in the order of their arrival, as long as a row and pages
 for the whole of prompt and answer are free: nothing that was begun is ever put off. One that is not free waits.
-Prompts of one length that wait together are read in one pass. All others wait for prompts, so no more than
-`TAKEN` tokens of them are read between two decode steps (Agrawal et al., arXiv 2403.02310, who cut prompts
-too).
+Prompts of one length that follow one another in the queue are read in one pass, or in a few of powers of two.
+All others wait for prompts, so no more than `TAKEN` tokens of them are read between two decode steps (Agrawal
+et al., arXiv 2403.02310, who cut prompts too).
 
-What a pass chooses stays on the device, where the next one takes it from. So the next is launched before the
-tokens of the one before are read, and the device does not wait for the host. A sequence that ends by a token is
-then one step too long, which nobody sees. Where the host draws tokens at a temperature, passes are launched one
-by one.
+On a GPU scheduling is asynchronous, as vLLM calls it. What a pass chooses stays on the device, where the next one
+takes it from. So a step is launched before the tokens of the pass before it are read, and the device does not wait
+for the host. A sequence that ends by a token is then some steps too long, which nobody sees. Where the host draws
+tokens at a temperature, passes are launched one by one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 TAKEN = 8192
-"""Tokens of prompts between two decode steps, but for one prompt that is longer by itself."""
+"""Tokens of prompts between two decode steps (vLLM's `max_num_batched_tokens`), but for a prompt that has more."""
 COLDEST = 1e-20
 """The lowest temperature that logits are divided by: by less they overflow, and infinite ones have no shares."""
 
@@ -70,9 +70,11 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._by_number: dict[int, Sequence] = {}
         self._flights: deque[_Flight] = deque()
-        self._last = torch.zeros(engine.sequences + 1, dtype=torch.int64, device=engine.device)
+        self._last = torch.zeros(engine.sequences, dtype=torch.int64, device=engine.device)
         """The last token of each row."""
-        self._rows: tuple[list[int], torch.Tensor] = [], self._last
+        self._rows: tuple[list[int], torch.Tensor] | None = None
+        self.ahead = 1 if engine.device.type == "cuda" else 0
+        """Passes that are not read before a turn ends: a CPU has ended them by then."""
 
     @property
     def busy(self) -> bool:
@@ -81,6 +83,8 @@ class Scheduler:
 
     def add(self, number: int, wanted: Wanted) -> None:
         """Puts a request in the queue."""
+        size = len(wanted.prompt) + wanted.output
+        assert self.engine.fits(size), f"a sequence of {size} tokens never finds a place"
         sequence = self._by_number[number] = Sequence(number, wanted)
         self.waiting.append(sequence)
 
@@ -96,7 +100,7 @@ class Scheduler:
             del self._by_number[number]
 
     def turn(self) -> None:
-        """Launches the passes of new prompts and a step of all sequences, then reads what was launched before."""
+        """Launches the passes of new prompts and a step of all sequences, then reads all passes but the last."""
         launched = 0
         for group in self._taken():
             self._launch(group, self.engine.prefill(self._prompts(group), [x.row for x in group]))
@@ -106,7 +110,7 @@ class Scheduler:
             rows = [x.row for x in batch]
             self._launch(batch, self.engine.decode(self._last[self._placed(rows)], rows))
             launched += 1
-        self._read(launched)
+        self._read(min(launched, self.ahead))
 
     def _taken(self) -> Iterator[list[Sequence]]:
         """Waiting sequences that find a place, by what is read in one pass; each has its row."""
@@ -170,7 +174,8 @@ class Scheduler:
 
     def _took(self, sequence: Sequence, token: int, logits: torch.Tensor | None, place: int) -> Made:
         """Hands out the next token of a sequence."""
-        if sequence.wanted.temperature and logits is not None:
+        if sequence.wanted.temperature:
+            assert logits is not None
             token = self._drawn(sequence, logits[place])
             self._last[sequence.row] = token
         sequence.made += 1
@@ -201,7 +206,7 @@ class Scheduler:
 
     def _placed(self, rows: list[int]) -> torch.Tensor:
         """Rows on the device; those of a batch that does not change are there already."""
-        if rows != self._rows[0]:
+        if self._rows is None or rows != self._rows[0]:
             self._rows = rows, self._moved(rows)
         return self._rows[1]
 

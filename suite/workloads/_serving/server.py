@@ -157,7 +157,7 @@ class Server:
         writer: asyncio.StreamWriter,
         keep: bool,
     ) -> None:
-        gets: dict[str, Callable[[], object]] = {"/health": dict, "/v1/models": self._models}
+        gets: dict[str, Callable[[], object]] = {"/health": self._health, "/v1/models": self._models}
         if isinstance(self.backend, PlantedBackend):
             services = self.backend.services
             gets["/services"] = lambda: [[x.number, x.came, x.began, x.ended] for x in services]
@@ -176,6 +176,12 @@ class Server:
         spec = self.spec
         wanted = parse(body, "chat" in path, spec.model, spec.vocabulary, spec.longest)
         await posts[path](wanted, headers.get("x-request-id", "")[:64], reader, writer, keep)
+
+    def _health(self) -> object:
+        """Nothing, of a server that serves. Raises `Refused` where its engine has ended."""
+        if isinstance(self.backend, Batched) and self.backend.failed is not None:
+            raise Refused(503, self.backend.failed)
+        return {}
 
     def _models(self) -> object:
         one = {"id": self.spec.model, "object": "model", "created": self.created, "owned_by": "kernelmark"}
@@ -259,11 +265,13 @@ async def serve(spec: Spec, until: Callable[[], Awaitable[object]]) -> None:
         backend = await Batched.started(spec.engine, end=spec.vocabulary - 1)
     else:
         backend = PlantedBackend(spec.planted or Planted())
-    server, port = await Server(spec, backend).listen()
-    print(f'{{"port": {port}}}', flush=True)
-    await until()
-    server.close()
-    await backend.stop()
+    try:
+        server, port = await Server(spec, backend).listen()
+        print(f'{{"port": {port}}}', flush=True)
+        await until()
+        server.close()
+    finally:
+        await backend.stop()
 
 
 async def _closed() -> None:

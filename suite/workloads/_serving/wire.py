@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+
 import msgspec
 
 from .messages import EngineSpec
@@ -81,6 +84,25 @@ class Frames:
         while len(left) >= SIZE and len(left) >= (end := SIZE + int.from_bytes(left[:SIZE], "big")):
             found.append(bytes(left[SIZE:end]))
             del left[:end]
+        return found
+
+
+class Inbox:
+    """Messages of a pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe, self.ended = pipe, False
+        self._frames = Frames()
+
+    def take(self, wait: bool) -> list[bytes]:
+        """All that have come; if asked to, it waits for the first, or for the pipe's end."""
+        found: list[bytes] = []
+        while select.select([self.pipe], [], [], None if wait and not found else 0)[0]:
+            data = os.read(self.pipe, 1 << 16)
+            if not data:
+                self.ended = True
+                break
+            found += self._frames.feed(data)
         return found
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 from kernelmark.suite.workloads._serving import batched
 from kernelmark.suite.workloads._serving.batched import Batched, Tokens
-from kernelmark.suite.workloads._serving.messages import EngineSpec
+from kernelmark.suite.workloads._serving.messages import EngineSpec, Spec
 from kernelmark.suite.workloads._serving.protocol import Refused, Wanted
+from kernelmark.suite.workloads._serving.server import Server
 
 ENGINE = """
 import os, sys, time
-from kernelmark.suite.workloads._serving.engine_process import Inbox
 from kernelmark.suite.workloads._serving.wire import *
 def say(message): os.write(1, framed(message))
 inbox = Inbox(0)
@@ -36,19 +38,19 @@ def over(
     each: str = "pass",
     begin: str = "",
     end: str = "",
-) -> None:
-    """Runs what asks over an engine that does so much."""
+) -> int | None:
+    """Runs what asks over an engine that does so much; how the engine ended."""
     monkeypatch.setattr(batched, "ENGINE", ("-c", ENGINE.format(begin=begin, each=each, end=end)))
 
-    async def run() -> None:
+    async def run() -> int | None:
         backend = await Batched.started(EngineSpec({}, "m", "whole", "fp32", 0, "cpu", 1, 8), 9)
         try:
             await asyncio.wait_for(ask(backend), 30)
         finally:
             await backend.stop()
-            assert backend._process.returncode is not None
+        return backend._process.returncode
 
-    asyncio.run(run())
+    return asyncio.run(run())
 
 
 async def opened(backend: Batched) -> Tokens:
@@ -61,15 +63,23 @@ def test_tokens_come_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
         for tokens in (second, first):
             assert await tokens.next() == ([7], None)
             assert await tokens.next() == ([8, 9], "length")
-            tokens.close()
-        assert not backend._open
         assert not backend._unbegun
+        first.close()
+        second.close()  # the engine is not told of what is whole
+        assert not backend._open
+        await (await opened(backend)).next()
+        assert backend.failed is None
 
-    over(monkeypatch, ask, GIVES)
+    assert over(monkeypatch, ask, f"say(Failed('left')) if isinstance(message, Leave) else {GIVES}") == 0
 
 
 @pytest.mark.parametrize(
-    ("each", "said"), [("sys.exit(3)", "the engine's process ended"), ("say(Failed('no memory'))", "no memory")]
+    ("each", "said"),
+    [
+        ("sys.exit(3)", "the engine's process ended"),
+        ("say(Failed('no memory'))", "no memory"),
+        ("os.write(1, (3).to_bytes(SIZE, 'big') + b'abc')", "the engine said what is no message"),
+    ],
 )
 def test_an_engine_that_ends_tells_all(monkeypatch: pytest.MonkeyPatch, each: str, said: str) -> None:
     async def ask(backend: Batched) -> None:
@@ -117,4 +127,29 @@ def test_an_engine_that_does_not_start_or_end(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(RuntimeError, match="the engine ended with 3 before it took requests"):
         over(monkeypatch, ask, begin="sys.exit(3)")
     monkeypatch.setattr(batched, "ENDS_S", 0.2)
-    over(monkeypatch, ask, end="time.sleep(60)")
+    assert over(monkeypatch, ask, end="time.sleep(60)") == -signal.SIGKILL
+
+
+def test_an_engine_ends_however_much_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is only known to have ended when its pipe is read to the end."""
+
+    async def ask(backend: Batched) -> None:
+        await opened(backend)
+
+    begin = time.monotonic()
+    much = "[os.write(1, framed(Gave([Made(99, [1] * 1000, None)]))) for _ in range(3000)]"
+    assert over(monkeypatch, ask, much) == 0
+    assert time.monotonic() - begin < batched.ENDS_S
+    assert over(monkeypatch, ask, f"say(Failed('no memory')); {much}") == 0
+
+
+def test_health_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(backend: Batched) -> None:
+        server = Server(Spec("m", 10, 10), backend)
+        assert server._health() == {}
+        with pytest.raises(Refused):
+            await (await opened(backend)).next()
+        with pytest.raises(Refused, match="no memory"):
+            server._health()
+
+    over(monkeypatch, ask, "say(Failed('no memory'))")

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +18,7 @@ from kernelmark.suite.model import chosen
 from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import _inference as inference
 from kernelmark.suite.workloads._serving import engine_process, wire
-from kernelmark.suite.workloads._serving.engine import Engine, Next, fitting, step_bytes
+from kernelmark.suite.workloads._serving.engine import SHAPES, Engine, Next, fitting, step_bytes
 from kernelmark.suite.workloads._serving.messages import EngineSpec
 from kernelmark.suite.workloads._serving.protocol import Wanted
 from kernelmark.suite.workloads._serving.scheduler import Scheduler
@@ -124,12 +125,21 @@ def test_the_byte_bound(catalog: Catalog) -> None:
     assert cache == 2 * 32 * 8 * 128 * 1024 * 2
 
 
-def wanted(*prompt: int, output: int = 6, temperature: float = 0.0) -> Wanted:
-    return Wanted(prompt, output, temperature, 5, True, True, False, True, False)
+def wanted(*prompt: int, output: int = 6, temperature: float = 0.0, seed: int = 5) -> Wanted:
+    return Wanted(prompt, output, temperature, seed, True, True, False, True, False)
 
 
-def together(e: Engine, asked: list[Wanted]) -> list[list[int]]:
-    """The answers of requests that run in one scheduler."""
+def run(scheduler: Scheduler, turns: int = 1000) -> None:
+    """All there is to do, within so many turns."""
+    for _ in range(turns):
+        if not scheduler.busy:
+            return
+        scheduler.turn()
+    raise AssertionError("it does not end")
+
+
+def together(e: Engine, asked: list[Wanted], ahead: int = 1) -> list[list[int]]:
+    """The answers of requests that run in one scheduler, a third of which come while others are under way."""
     found: list[list[int]] = [[] for _ in asked]
 
     def emit(made: list[Made]) -> None:
@@ -137,21 +147,45 @@ def together(e: Engine, asked: list[Wanted]) -> list[list[int]]:
             found[x.number].extend(x.tokens)
 
     scheduler = Scheduler(e, 511, emit)
+    scheduler.ahead = ahead
     for number, x in enumerate(asked):
+        if number % 3 == 2:
+            scheduler.turn()
         scheduler.add(number, x)
-    while scheduler.busy:
-        scheduler.turn()
+    run(scheduler)
     assert not e.held
     return found
 
 
-def test_answers_do_not_depend_on_company(catalog: Catalog) -> None:
+def alone(e: Engine, x: Wanted, end: int = 511) -> list[int]:
+    """An answer by passes that are each read before the next is launched."""
+    row = e.hold(len(x.prompt) + x.output)
+    generator = torch.Generator().manual_seed(x.seed)
+    given = e.prefill(torch.tensor([x.prompt]), [row])
+    found: list[int] = []
+    while True:
+        token = int(given.token[0])
+        if x.temperature:
+            shares = (given.logits[0].float() / max(x.temperature, 1e-20)).softmax(-1)
+            token = int(torch.multinomial(shares, 1, generator=generator))
+        found.append(token)
+        if len(found) == x.output or (token == end and not x.ignore_eos):
+            e.release(row)
+            return found
+        given = e.decode(torch.tensor([token]), [row])
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("model", ["llama-tiny", "mamba2-tiny"])
+def test_answers_do_not_depend_on_company(catalog: Catalog, model: str, ahead: int) -> None:
+    """Nor on when they are read: some draw at a temperature, and join while passes are under way."""
     asked = [wanted(1, 2, 3), wanted(9, 8, output=3), wanted(*range(20)), wanted(7, output=1), wanted(4, 4)]
-    alone = [together(engine(catalog), [x])[0] for x in asked]
-    assert together(engine(catalog), asked) == alone  # three rows: two wait
-    assert [len(x) for x in alone] == [6, 3, 6, 1, 6]
-    warm = [wanted(1, 2, 3, temperature=1.0)]
-    assert together(engine(catalog), warm) == together(engine(catalog), warm)
+    asked += [wanted(5, i, temperature=0.9 * (i % 2), seed=i, output=5 + i) for i in range(6)]
+    e = engine(catalog, model)  # three rows: the others wait
+    by_itself = [alone(e, x) for x in asked]
+    assert together(e, asked, ahead) == by_itself
+    assert [len(x) for x in by_itself] == [x.output for x in asked]
+    assert by_itself[5:] != [alone(e, msgspec.structs.replace(x, temperature=0.0)) for x in asked[5:]]
 
 
 def test_a_temperature_next_to_zero_ends_no_engine(catalog: Catalog) -> None:
@@ -180,6 +214,7 @@ def watched(e: Engine, asked: list[Wanted]) -> tuple[Scheduler, list[str], list[
 
     e.prefill, e.decode = taken, step  # type: ignore[method-assign]
     scheduler = Scheduler(e, 511, emit)
+    scheduler.ahead = 1
     for number, x in enumerate(asked):
         scheduler.add(number, x)
     return scheduler, events, told
@@ -187,9 +222,8 @@ def watched(e: Engine, asked: list[Wanted]) -> tuple[Scheduler, list[str], list[
 
 def test_a_pass_is_launched_before_the_one_before_is_read(catalog: Catalog) -> None:
     scheduler, events, _ = watched(engine(catalog), [wanted(1, 2, output=4)])
-    while scheduler.busy:
-        scheduler.turn()
-    assert events == ["prompts (1, 2)", "step 1", "step 1", "told 0", "told 0", "step 1", "told 0", "told 0"]
+    run(scheduler)
+    assert events == ["prompts (1, 2)", "step 1", "told 0", "step 1", "told 0", "step 1", "told 0", "told 0"]
 
 
 def test_prompts_of_one_length_are_read_together(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,12 +231,27 @@ def test_prompts_of_one_length_are_read_together(catalog: Catalog, monkeypatch: 
     monkeypatch.setattr("kernelmark.suite.workloads._serving.scheduler.TAKEN", 20)
     asked = [wanted(*range(5), output=2) for _ in range(6)] + [wanted(*range(30), output=2), wanted(1, output=2)]
     scheduler, events, told = watched(engine(catalog, sequences=9), asked)
-    while scheduler.busy:
-        scheduler.turn()
+    run(scheduler)
     launched = [x for x in events if not x.startswith("told")]
     assert launched == ["prompts (4, 5)", "step 4", "prompts (2, 5)", "step 2", "prompts (1, 30)", "step 1",
                         "prompts (1, 1)", "step 1"]  # fmt: skip
     assert [x.number for x in told if x.finish == "length"] == list(range(8))
+
+
+def test_what_never_finds_a_place_is_no_request(catalog: Catalog) -> None:
+    e = engine(catalog, cached=16)
+    with pytest.raises(AssertionError, match="a sequence of 23 tokens never finds a place"):
+        Scheduler(e, 511, lambda made: None).add(0, wanted(*range(17)))
+
+
+def test_parts_of_steps_are_kept(catalog: Catalog) -> None:
+    """A graph reads what they hold, however many shapes of prompts come after."""
+    e = engine(catalog)
+    parts = e.decode_parts(1)
+    for size in range(1, SHAPES + 5):
+        e.parts_of(1, size)
+    assert e.decode_parts(1) is parts
+    assert len(e._shapes) == SHAPES
 
 
 def test_who_leaves_makes_room_and_gets_no_more(catalog: Catalog) -> None:
@@ -213,8 +262,7 @@ def test_who_leaves_makes_room_and_gets_no_more(catalog: Catalog) -> None:
     scheduler.give_up(1)  # it waits
     scheduler.give_up(7)
     before = len(told)
-    while scheduler.busy:
-        scheduler.turn()
+    run(scheduler)
     scheduler.give_up(2)  # it is over
     assert [x.number for x in told[before:]] == [2, 2, 2]
     assert [y for x in told[before:] for y in x.tokens] == together(engine(catalog), [wanted(3, output=3)])[0]
@@ -228,10 +276,10 @@ def test_a_sequence_that_ends_by_its_token_leaves_no_trace(catalog: Catalog) -> 
     e = engine(catalog, sequences=1)
     found: list[Made] = []
     scheduler = Scheduler(e, first[1], found.extend)
+    scheduler.ahead = 1
     scheduler.add(0, end)
     scheduler.add(1, wanted(3, output=3))
-    while scheduler.busy:
-        scheduler.turn()
+    run(scheduler)
     mine = [x for x in found if x.number == 0]
     assert [x.finish for x in mine] == [None] * (first.index(first[1])) + ["stop"]
     assert [y for x in found if x.number for y in x.tokens] == together(engine(catalog), [wanted(3, output=3)])[0]
@@ -245,16 +293,23 @@ def served(monkeypatch: pytest.MonkeyPatch, e: Engine, messages: list[wire.ToEng
     with os.fdopen(give, "wb", buffering=0) as into:
         for message in [wire.Build(spec, 511), *messages]:
             into.write(wire.framed(message))
-        thread = threading.Thread(target=engine_process.run, args=(engine_process.Inbox(given), take))
+        thread = threading.Thread(target=_process, args=(given, take))
         thread.start()
-        inbox, found = engine_process.Inbox(taken), []
-        while not any(isinstance(x, wire.Failed) or _last(x) for x in found):
+        inbox, found = wire.Inbox(taken), []
+        while not inbox.ended and not any(isinstance(x, wire.Failed) or _last(x) for x in found):
             found += [wire.from_engine(x) for x in inbox.take(wait=True)]
     thread.join(30)
     assert not thread.is_alive(), "it ends when nobody can ask any more"
-    for x in (given, taken, take):
+    for x in (given, taken):
         os.close(x)
     return found
+
+
+def _process(given: int, take: int) -> None:
+    try:
+        engine_process.run(wire.Inbox(given), take)
+    finally:
+        os.close(take)
 
 
 def _last(message: wire.FromEngine) -> bool:
@@ -269,11 +324,14 @@ def test_an_engine_in_a_process_of_its_own(catalog: Catalog, monkeypatch: pytest
     assert [y for x in made for y in x.tokens] == together(engine(catalog), [wanted(1, 2, 3)])[0]
 
 
-def test_an_engine_that_fails_says_why(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_says_why(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     e = engine(catalog)
     e.decode = lambda tokens, rows: 1 / 0  # type: ignore[method-assign,assignment]
     found = served(monkeypatch, e, [wire.Ask(1, wanted(1)), wire.Ask(2, wanted(2))])
     assert found[-1] == wire.Failed("the engine failed: ZeroDivisionError: division by zero")
+    assert "ZeroDivisionError: division by zero" in capfd.readouterr().err
 
 
 @given(st.lists(st.binary(max_size=300)), st.lists(st.integers(1, 40), min_size=1))
