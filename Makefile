@@ -141,13 +141,16 @@ releases: $(VENV)/.ready
 	$(BIN)/python -m kernelmark.suite.releases > registry/analysis/releases.json.new
 	mv registry/analysis/releases.json.new registry/analysis/releases.json
 
+# Their scripts share a module of their folder.
+WRITE := PYTHONPATH=docs $(BIN)/python
+
 # The pages that are written from journals and from the code; tests hold them to it.
 pages: $(VENV)/.ready
-	$(BIN)/python docs/architecture.py --write
-	$(BIN)/python docs/deciding.py --write
-	$(BIN)/python docs/results.py --write
-	$(BIN)/python docs/serving.py --write
-	$(BIN)/python docs/peers.py --write
+	$(WRITE) docs/architecture.py --write
+	$(WRITE) docs/deciding.py --write
+	$(WRITE) docs/results.py --write
+	$(WRITE) docs/serving.py --write
+	$(WRITE) docs/peers.py --write
 
 format: $(VENV)/.tested
 	$(BIN)/ruff format .
@@ -199,13 +202,13 @@ SERVING := registry/reference/serving
 serving: $(VENV)/.ready
 	$(BIN)/python tests/serving/faults.py $(SERVING)/faults.json
 	$(BIN)/python tests/serving/capacity.py $(SERVING)/capacity.json
-	$(BIN)/python docs/serving.py --write
+	$(WRITE) docs/serving.py --write
 
 # The same servers measured by ours, guidellm and AIPerf, and by vLLM's client where build/agreement/vllm has vLLM.
 # Each has its packages in a folder of its own, without a lock: nothing that measures loads them. Half an hour.
 agreement: $(VENV)/.tested build/agreement/.ready
 	$(BIN)/python tests/serving/agreement.py build/agreement $(SERVING)/agreement.json
-	$(BIN)/python docs/serving.py --write
+	$(WRITE) docs/serving.py --write
 
 build/agreement/.ready:
 	$(BIN)/python -m pip install --quiet --upgrade --target build/agreement/guidellm 'guidellm==0.8.1'
