@@ -72,11 +72,11 @@ def agreement() -> str:
     head = ("server", "load", "time", "by the server", *(TOOLS.get(x, "ours") for x in tools))
     return (
         f"{said}; {load['requests']} requests of {load['input']} tokens for {load['output']}, "
-        f"{len(rounds)} round{'s' * (len(rounds) > 1)} in which all tools took turns, {found['cores']} cores for the "
-        f"server and the tool. Planted: {planted['first_ms']:g} ms to the first token, {planted['token_ms']:g} ms for "
-        f"each after it. A figure is the median of a load's requests as the tool reports it, over the median that "
-        f"the server itself recorded for the same requests{several}. Bold: within {CLOSE:.0%} of ours.\n\n"
-        + table(head, rows)
+        f"{len(rounds)} round{'s' * (len(rounds) > 1)} in which all tools took turns, {found['cores']} cores for "
+        f"the server and the tool. Planted: {planted['first_ms']:g} ms to the first token, "
+        f"{planted['token_ms']:g} ms for each after it. A figure is the median of a load's requests as the tool "
+        f"reports it, over the median that the server itself recorded for the same requests{several}. Bold: "
+        f"within {CLOSE:.0%} of ours.\n\n" + table(head, rows)
     )
 
 
