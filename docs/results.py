@@ -17,7 +17,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -1021,7 +1020,7 @@ def _continued() -> list[str]:
     made = journal(CONTINUED)
     base = [x.samples["bits_per_byte"][0] for x in _trained(made)]
     found = {x.name: x for x in arms(made)}
-    begun, high = (f(_trained(made)[0].samples["bits_by_step"]) for f in (itemgetter(0), max))
+    curve = _trained(made)[0].samples["bits_by_step"]
     beyond = {name: found[name].steps for name in ("float8_tensorwise", "lost_20")}
     upper = {name: figures.number(x.high, 4) for name, x in beyond.items() if x is not None and x.high is not None}
     widest = max(abs(y) for y in _interval(found["kernelmark_graph"]))
@@ -1042,7 +1041,7 @@ def _continued() -> list[str]:
         f"{upper['float8_tensorwise']} and {upper['lost_20']}. **Of what 8 bits cost most is there before the "
         f"first step**: the same weights, read in 8 bits, have {before['kernelmark_fp8_1x128']} more bits with "
         f"ours and {before['float8_tensorwise']} with torchao's. Moments begin anew, so PyTorch's loss rises from "
-        f"{figures.number(begun, 4)} to {figures.number(high, 4)} bits at first, and ends at "
+        f"{figures.number(curve[0], 4)} to {figures.number(max(curve), 4)} bits at first, and ends at "
         f"{figures.number(median(base), 4)}.",
         _where(made),
         _arms(CONTINUED),

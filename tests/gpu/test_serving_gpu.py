@@ -16,6 +16,8 @@ from kernelmark.suite.workloads._serving.protocol import Wanted
 from kernelmark.suite.workloads._serving.scheduler import Scheduler
 from kernelmark.suite.workloads._serving.wire import Made
 
+from ..serving.alone import alone
+
 CUDA = torch.device("cuda")
 
 
@@ -26,24 +28,6 @@ def engine(model: str, execution: str, sequences: int, cached: int) -> Engine:
     made = Engine(Assembly(system, catalog), found, "fp32", weights, sequences, 96, 16, cached)
     made.capture()
     return made
-
-
-def alone(e: Engine, x: Wanted, end: int) -> list[int]:
-    """An answer by passes that are each read before the next is launched."""
-    row = e.hold(len(x.prompt) + x.output)
-    generator = torch.Generator().manual_seed(x.seed)
-    given = e.prefill(torch.tensor([x.prompt], device=CUDA), [row])
-    found: list[int] = []
-    while True:
-        token = int(given.token[0])
-        if x.temperature:
-            shares = (given.logits[0].float().cpu() / x.temperature).softmax(-1)
-            token = int(torch.multinomial(shares, 1, generator=generator))
-        found.append(token)
-        if len(found) == x.output or (token == end and not x.ignore_eos):
-            e.release(row)
-            return found
-        given = e.decode(torch.tensor([token], device=CUDA), [row])
 
 
 def drawn_requests(drawn: random.Random, warm: bool) -> list[Wanted]:

@@ -65,20 +65,21 @@ def run(inbox: Inbox, out: int) -> None:
     gc.collect()
     gc.freeze()  # what was built stays: looking through it again would stop all sequences
     send(Built())
-    while not inbox.ended:
-        for message in map(to_engine, waiting or inbox.take(wait=not scheduler.busy)):
-            if isinstance(message, Ask):
-                scheduler.add(message.number, message.wanted)
-            elif isinstance(message, Leave):
-                scheduler.give_up(message.number)
-        waiting = []
-        try:
+    try:
+        while not inbox.ended:
+            for message in map(to_engine, waiting or inbox.take(wait=not scheduler.busy)):
+                if isinstance(message, Ask):
+                    scheduler.add(message.number, message.wanted)
+                elif isinstance(message, Leave):
+                    scheduler.give_up(message.number)
+            waiting = []
             if scheduler.busy:
                 scheduler.turn()
-        except Exception as error:  # whatever a kernel raises ends the engine; those who wait are told
-            traceback.print_exc()
-            send(Failed(f"the engine failed: {type(error).__name__}: {str(error)[:200]}"))
-            return
+    except BrokenPipeError:
+        raise  # nobody is there to be told
+    except Exception as error:  # whatever a kernel raises ends the engine; those who wait are told
+        traceback.print_exc()
+        send(Failed(f"the engine failed: {type(error).__name__}: {str(error)[:200]}"))
 
 
 def main() -> None:

@@ -24,6 +24,8 @@ from kernelmark.suite.workloads._serving.protocol import Wanted
 from kernelmark.suite.workloads._serving.scheduler import Scheduler
 from kernelmark.suite.workloads._serving.wire import Made
 
+from ....serving.alone import alone
+
 CPU = torch.device("cpu")
 
 
@@ -157,24 +159,6 @@ def together(e: Engine, asked: list[Wanted], ahead: int = 1) -> list[list[int]]:
     return found
 
 
-def alone(e: Engine, x: Wanted, end: int = 511) -> list[int]:
-    """An answer by passes that are each read before the next is launched."""
-    row = e.hold(len(x.prompt) + x.output)
-    generator = torch.Generator().manual_seed(x.seed)
-    given = e.prefill(torch.tensor([x.prompt]), [row])
-    found: list[int] = []
-    while True:
-        token = int(given.token[0])
-        if x.temperature:
-            shares = (given.logits[0].float() / max(x.temperature, 1e-20)).softmax(-1)
-            token = int(torch.multinomial(shares, 1, generator=generator))
-        found.append(token)
-        if len(found) == x.output or (token == end and not x.ignore_eos):
-            e.release(row)
-            return found
-        given = e.decode(torch.tensor([token]), [row])
-
-
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("model", ["llama-tiny", "mamba2-tiny"])
 def test_answers_do_not_depend_on_company(catalog: Catalog, model: str, ahead: int) -> None:
@@ -182,10 +166,10 @@ def test_answers_do_not_depend_on_company(catalog: Catalog, model: str, ahead: i
     asked = [wanted(1, 2, 3), wanted(9, 8, output=3), wanted(*range(20)), wanted(7, output=1), wanted(4, 4)]
     asked += [wanted(5, i, temperature=0.9 * (i % 2), seed=i, output=5 + i) for i in range(6)]
     e = engine(catalog, model)  # three rows: the others wait
-    by_itself = [alone(e, x) for x in asked]
+    by_itself = [alone(e, x, 511) for x in asked]
     assert together(e, asked, ahead) == by_itself
     assert [len(x) for x in by_itself] == [x.output for x in asked]
-    assert by_itself[5:] != [alone(e, msgspec.structs.replace(x, temperature=0.0)) for x in asked[5:]]
+    assert by_itself[5:] != [alone(e, msgspec.structs.replace(x, temperature=0.0), 511) for x in asked[5:]]
 
 
 def test_a_temperature_next_to_zero_ends_no_engine(catalog: Catalog) -> None:
