@@ -4,14 +4,15 @@ Massa and Sizov, 2023), over pages of a block table (Kwon et al., arXiv 2309.061
 Decoding reads every key and value once and computes next to nothing with them: it is bound by memory. The
 queries that share a key head are packed into the rows of one tile, so that the head is read once for all of
 them; the cache of a sequence is split over programs until they fill the device, and a second kernel joins
-the parts. How many parts there are follows from shapes alone, lengths are read on the device, and nothing is
-kept between calls: a CUDA graph can hold it.
+the parts. Where the sequences alone fill it, programs take equal shares of all of them instead
+(`_decode_shares`), if what that costs is little beside their length. Which way, and how many parts there are,
+follows from shapes alone, lengths are read on the device, and nothing is kept between calls: a CUDA graph can
+hold it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +20,10 @@ import triton
 import triton.language as tl
 
 from .._common import capability, cdiv, check, multiprocessors, on, operator, power_of_2, roomy
-from .._online_softmax import weighted_if_seen
+from . import _decode_shares
+from ._decode_tiles import Config, attended, stored
 from ._parts import LONGEST_PARTS, join
-from ._tile_functions import LOG2E, LOG2E_ON_DEVICE, capped
+from ._tile_functions import LOG2E
 
 RESIDENT = 4
 """Programs that a multiprocessor holds at a time, with tiles of one wave."""
@@ -83,39 +85,17 @@ def attention_decode(
     return output
 
 
-@dataclass(frozen=True)
-class Config:
-    """The kernel at compile time: queries of a sequence, query heads of a key head, head dimension, rows of a tile
-    of queries, keys of a tile, columns of both, tokens of a page, 0 being a contiguous cache, whether there is one
-    part, stages of the loop, and a cap of scores, 0 being none.
-    """
-
-    queries: int
-    groups: int
-    D: int
-    rows: int
-    keys: int
-    width: int
-    page: int
-    whole: bool
-    stages: int
-    cap: float
-
-
 @triton.jit(do_not_specialize=["heads", "parts"])
 def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, table, lengths, out, sums, levels, q_strides, k_strides, v_strides, stride_table, heads, parts, scale,
-    sinks, c: tl.constexpr,
+    sinks, c: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One part of the cache of one sequence and key head, for all its queries. Strides are those of batch (of the
     caches: page), token and head.
 
-    Key heads are the fastest coordinate: they lie side by side in the cache. Where there is one part the output is
-    written; else the part's mean (B, Sq, H, parts, D) and its base-2 log-sum-exp (B, Sq, H, parts) are. A tile of
-    keys lies within one page of as many or more. A head's sink, None for none, is counted in its first part.
+    Key heads are the fastest coordinate: they lie side by side in the cache. Where there is one part (WHOLE) the
+    output is written; else the part's mean (B, Sq, H, parts, D) and its base-2 log-sum-exp (B, Sq, H, parts) are.
     """
-    ROWS: tl.constexpr = c.rows
-    WIDTH: tl.constexpr = c.width
     program = tl.program_id(0)
     head = program % heads
     part = program // heads % parts
@@ -123,66 +103,20 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     length = tl.load(lengths + batch)
     share = tl.cdiv(tl.cdiv(length, parts), c.keys) * c.keys
     low = part * share
-    high = tl.minimum(low + share, length)
-    row = tl.arange(0, c.rows)
-    token = row // c.groups
-    query_head = head * c.groups + row % c.groups
-    width = tl.arange(0, c.width)
-    inside = (token < c.queries)[:, None] & (width < c.D)[None, :]
-    queries = tl.load(
-        q + batch * q_strides[0] + (token * q_strides[1] + query_head * q_strides[2])[:, None] + width[None, :],
-        inside,
-        0.0,
-    )
-    total = tl.zeros([ROWS, WIDTH], tl.float32)
-    row_max = tl.full([ROWS], float("-inf"), tl.float32)
-    row_sum = tl.zeros([ROWS], tl.float32)
-    if sinks is not None:
-        counted = (token < c.queries) & (part == 0)
-        row_max = tl.load(sinks + query_head, counted, float("-inf")).to(tl.float32) * LOG2E_ON_DEVICE
-        row_sum = tl.where(row_max == float("-inf"), 0.0, 1.0)
-    lane = tl.arange(0, c.keys)
-    last = length - c.queries + token
-    # Caches may lie with their heads outermost: a head's place has more than 32 bits then.
-    k_head = head.to(tl.int64) * k_strides[2]
-    v_head = head.to(tl.int64) * v_strides[2]
-    for start in tl.range(low, high, c.keys, num_stages=c.stages):
-        column = start + lane
-        seen = column < high
-        if c.page:
-            if c.page < c.keys:
-                place = tl.load(table + batch * stride_table + column // c.page, seen, 0).to(tl.int64)
-            else:
-                place = tl.load(table + batch * stride_table + start // c.page).to(tl.int64)
-            within = column % c.page
-        else:
-            place = batch
-            within = column
-        key_at = place * k_strides[0] + within.to(tl.int64) * k_strides[1] + k_head
-        value_at = place * v_strides[0] + within.to(tl.int64) * v_strides[1] + v_head
-        loaded = seen[:, None] & (width < c.D)[None, :]
-        keys = tl.load(k + key_at[:, None] + width[None, :], loaded, 0.0)
-        # S = Q·Kᵀ
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-        if c.cap > 0:
-            scores, _ = capped(scores, scale, c.cap)
-        scores = scores * scale
-        scores = tl.where(seen[None, :] & (column[None, :] <= last[:, None]), scores, float("-inf"))
-        weights, correction, row_max, row_sum = weighted_if_seen(scores, row_max, row_sum)
-        total = total * correction[:, None]
-        values = tl.load(v + value_at[:, None] + width[None, :], loaded, 0.0)
-        # O += P·V
-        total = tl.dot(weights.to(values.dtype), values, total, input_precision="ieee")
-    at = (batch * c.queries + token) * (heads * c.groups) + query_head
-    empty = row_sum == 0.0
-    row_sum = tl.where(empty, 1.0, row_sum)
-    total = total / row_sum[:, None]
-    if c.whole:
-        tl.store(out + at[:, None] * c.D + width[None, :], total.to(out.dtype.element_ty), inside)
+    mean, level = attended(
+        q, k, v, table, q_strides, k_strides, v_strides, stride_table, heads, scale, sinks, batch, head, length,
+        low, tl.minimum(low + share, length), c,
+    )  # fmt: skip
+    if WHOLE:
+        stored(out, mean, batch, heads, head, c)
     else:
-        at = at * parts + part
-        tl.store(sums + at[:, None] * c.D + width[None, :], total, inside)
-        tl.store(levels + at, tl.where(empty, float("-inf"), row_max + tl.log2(row_sum)), token < c.queries)
+        row = tl.arange(0, c.rows)
+        token = row // c.groups
+        width = tl.arange(0, c.width)
+        inside = (token < c.queries)[:, None] & (width < c.D)[None, :]
+        at = ((batch * c.queries + token) * (heads * c.groups) + head * c.groups + row % c.groups) * parts + part
+        tl.store(sums + at[:, None] * c.D + width[None, :], mean, inside)
+        tl.store(levels + at, level, token < c.queries)
 
 
 class Tile(NamedTuple):
@@ -209,6 +143,12 @@ def tile_for(rows: int, D: int, element: int, paged: bool, device: tuple[int, in
     return Tile(64, 4, 3, rows <= 16)
 
 
+SHARED = Tile(64, 4, 3, True), 128
+"""The tile and head dimension with which programs of shares of all sequences fit, over pages. Of other dimensions
+they need more registers.
+"""
+
+
 def split(B: int, heads: int, tokens: int, tile: Tile, processors: int) -> int:
     """Parts of one sequence's cache of `tokens`: as many programs as the device holds at a time, not one more,
     because a second wave would last as long as the first; none without a tile.
@@ -230,8 +170,11 @@ def launch(
     cap: float = 0.0,
     parts: int | None = None,
     tile: Tile | None = None,
+    shares: int | None = None,
 ) -> torch.Tensor:
-    """`attention_decode` without its checks; `parts` and the tile as measured best unless they are given."""
+    """`attention_decode` without its checks. `parts` of a sequence or `shares` of a head, 0 for none, and the tile
+    are as measured best unless they are given.
+    """
     B, Sq, H, D = q.shape
     out = torch.empty((B, Sq, H, D), dtype=q.dtype, device=q.device)
     if out.numel() == 0:
@@ -257,23 +200,32 @@ def launch(
     tokens = page if block_table is None else page * block_table.shape[1]
     rows = max(16, power_of_2(Sq * groups))
     tile = tile or tile_for(rows, D, q.element_size(), block_table is not None, capability(q.device))
+    c = Config(
+        Sq, groups, D, rows, tile.keys, width, 0 if block_table is None else page, tile.stages, cap
+    )  # fmt: skip
+    table, stride_table = (lengths, 0) if block_table is None else (block_table, block_table.stride(0))
+    strides = q.stride()[:3], k_cache.stride()[:3], v_cache.stride()[:3], stride_table
+    scale = LOG2E / math.sqrt(D)
+    processors = multiprocessors(q)
+    if shares is None:
+        divided = parts is None and block_table is not None and (tile, D) == SHARED
+        shares = _decode_shares.shares_of(B, heads, tokens, tile.keys, processors) if divided else 0
+    if shares:
+        with on(q):
+            _decode_shares.attend(
+                q, k_cache, v_cache, table, lengths, out, strides, heads, scale, sinks, c, shares
+            )
+        return out
     if parts is None:
-        parts = split(B, heads, tokens, tile, multiprocessors(q))
+        parts = split(B, heads, tokens, tile, processors)
     sums = levels = out
     if parts > 1:
         sums = torch.empty((B, Sq, H, parts, D), dtype=torch.float32, device=q.device)
         levels = torch.empty((B, Sq, H, parts), dtype=torch.float32, device=q.device)
-    c = Config(
-        Sq, groups, D, rows, tile.keys, width, 0 if block_table is None else page, parts == 1, tile.stages,
-        cap,
-    )  # fmt: skip
     with on(q):
         _part[(B * parts * heads,)](
-            q, k_cache, v_cache, lengths if block_table is None else block_table, lengths, out, sums, levels,
-            q.stride()[:3], k_cache.stride()[:3], v_cache.stride()[:3],
-            0 if block_table is None else block_table.stride(0), heads, parts, LOG2E / math.sqrt(D), sinks,
-            c,
-            num_warps=tile.warps,
+            q, k_cache, v_cache, table, lengths, out, sums, levels, *strides, heads, parts, scale, sinks, c,
+            parts == 1, num_warps=tile.warps,
         )  # fmt: skip
         if parts > 1:
             join[(B * Sq * H,)](out, sums, levels, parts, D, power_of_2(parts), width, num_warps=4)

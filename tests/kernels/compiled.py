@@ -73,6 +73,7 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
             for Sq, Hkv, D, page in ((1, 2, 128, 0), (4, 1, 128, 64), (1, 8, 64, 0), (1, 2, 256, 16))
         ),
         {"B": 1, "Sq": 4, "H": 8, "Hkv": 1, "S": 2048, "D": 64, "page": 64, "sinks": True, "cap": 50},
+        {"B": 140, "Sq": 1, "H": 4, "Hkv": 1, "S": 2048, "D": 128, "page": 64},  # in shares
     ),
     "matmul": (
         {"M": 1024, "N": 4096, "K": 1024, "layout": "tn", "epilogue": "bias"},

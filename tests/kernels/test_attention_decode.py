@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernelmark.kernels.attention import attention_decode as module
+from kernelmark.kernels.attention._decode_shares import shares_of
 from kernelmark.kernels.attention.attention_decode import Tile, attention_decode, launch, split, tile_for
 
 TILE = Tile(16, 4, 3, True)
@@ -63,15 +64,15 @@ def test_tokens_that_are_guessed_see_those_before_them(agrees, Sq):
     agrees("attention_decode", SMALL | {"Sq": Sq, "H": 12, "Hkv": 2}, page=0)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5, 40])
-def test_a_sink_counts_once_whatever_the_parts(parts):
+@pytest.mark.parametrize("divided", [{"parts": x} for x in (1, 2, 5, 40)] + [{"shares": x} for x in (1, 2, 9)])
+def test_a_sink_counts_once_however_it_is_divided(divided):
     """In a sequence of no tokens too: it takes all of the weight, and has no value."""
     generator = torch.Generator().manual_seed(4)
     q = torch.randn(2, 1, 4, 16, generator=generator)
     k, v = (torch.randn(2, 200, 2, 16, generator=generator) for _ in range(2))
     lengths = torch.tensor([200, 0], dtype=torch.int32)
     sinks = torch.tensor([-1.0, 0.5, 3.0, float("-inf")])
-    output = launch(q, k, v, None, lengths, sinks, 0.0, parts, TILE)
+    output = launch(q, k, v, None, lengths, sinks, 0.0, tile=TILE, **divided)
     keys, values = (x[0].repeat_interleave(2, 1).double() for x in (k, v))
     scores = torch.einsum("hd,khd->hk", q[0, 0].double() * 16**-0.5, keys)
     weights = torch.cat((scores, sinks.double()[:, None]), -1).softmax(-1)[:, :200]
@@ -104,11 +105,43 @@ def test_any_number_of_parts_gives_the_same(parts):
     torch.testing.assert_close(launch(q, k, v, None, lengths, parts=parts, tile=TILE), one, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shares", [1, 2, 3, 7, 30, 66])
+@pytest.mark.parametrize("page", [0, 16])
+def test_any_number_of_shares_gives_the_same(shares, page):
+    """Sequences that begin or end within a share, fill several, or are empty; fewer tiles than shares too."""
+    for tokens in ([100, 3], [64] * 5, [0, 0, 7], [1], [0], [200, 0, 1, 16, 17, 33, 150, 0, 0, 90]):
+        q, k, v = draw(B=len(tokens), Sq=2, S=208)
+        lengths = torch.tensor(tokens, dtype=torch.int32)
+        one = launch(q, k, v, None, lengths, parts=1, tile=TILE)
+        table = None
+        if page:
+            k, v = (x.reshape(-1, page, 2, 16) for x in (k, v))
+            table = torch.arange(len(k), dtype=torch.int32).view(len(tokens), -1)
+        found = launch(q, k, v, table, lengths, tile=TILE, shares=shares)
+        torch.testing.assert_close(found, one, rtol=1e-5, atol=1e-6)
+
+
+def test_shares_are_taken_where_they_are_faster(monkeypatch):
+    """The answer is that of parts."""
+    q, k, v = (x.bfloat16() for x in draw(B=40, S=96, D=128))
+    table = torch.arange(40 * 6, dtype=torch.int32).view(40, 6)
+    lengths = torch.arange(40, dtype=torch.int32) * 96 // 39
+    paged = [x.reshape(-1, 16, 2, 128) for x in (k, v)]
+    expected = launch(q, *paged, table, lengths, parts=1)
+    taken = []
+    attend = module._decode_shares.attend
+    monkeypatch.setattr(module._decode_shares, "attend", lambda *given: taken.append(given[-1]) or attend(*given))
+    monkeypatch.setattr(module._decode_shares, "LONG", 96)
+    monkeypatch.setattr(module, "multiprocessors", lambda tensor: 16)
+    torch.testing.assert_close(launch(q, *paged, table, lengths), expected, rtol=1e-2, atol=1e-3)
+    assert taken == [32]
+
+
 def test_a_token_that_sees_nothing_gives_zeros():
     q, k, v = draw(Sq=3)
     lengths = torch.tensor([0, 1], dtype=torch.int32)
-    for parts in (1, 2):
-        output = launch(q, k, v, None, lengths, parts=parts, tile=TILE)
+    for divided in ({"parts": 1}, {"parts": 2}, {"shares": 2}):
+        output = launch(q, k, v, None, lengths, tile=TILE, **divided)
         assert torch.equal(output[0], torch.zeros_like(output[0]))
         assert torch.equal(output[1, :2], torch.zeros_like(output[1, :2]))
         torch.testing.assert_close(output[1, 2], v[1, 0])
@@ -138,6 +171,26 @@ def test_split_fills_the_device_and_no_more():
     assert split(1, 1, 131072, TILE, 132) == module.LONGEST_PARTS
     assert split(1, 8, 16, TILE, 132) == 1
     assert split(0, 8, 0, TILE, 132) == 1
+
+
+@pytest.mark.parametrize(
+    ("B", "heads", "tokens", "shares"),
+    [
+        (1, 8, 131072, 0),
+        (16, 8, 8192, 0),
+        (17, 8, 8192, 66),
+        (64, 8, 4096, 64),
+        (64, 8, 1152, 0),
+        (96, 8, 1152, 66),
+        (112, 8, 1152, 0),
+        (132, 8, 4096, 66),
+        (133, 8, 4096, 0),
+        (300, 1, 4096, 528),
+        (2, 600, 4096, 0),
+    ],
+)
+def test_shares_fill_the_device_and_no_more(B, heads, tokens, shares):
+    assert shares_of(B, heads, tokens, 64, 132) == shares
 
 
 def test_tiles():

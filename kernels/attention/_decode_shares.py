@@ -1,0 +1,183 @@
+"""Decoding attention whose programs take equal shares of all sequences.
+
+There are as many programs as the device holds at a time. Those of a key head divide the tiles of keys of all
+sequences, laid end to end, into equal shares, as stream-K divides a product (Osama et al., arXiv 2301.03598): none
+ends long before another, however many the sequences are and however unlike their lengths. A share may begin or end
+within a sequence; what it has of such a one is a part, and a second kernel joins the parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .._common import cdiv, most_registers, power_of_2
+from ._decode_tiles import Config, attended, stored
+
+RESIDENT = 4
+"""Programs that a multiprocessor holds at a time."""
+WARPS = 4
+REGISTERS = 65536 // (32 * WARPS * RESIDENT)
+"""The most of a thread with which so many programs fit."""
+LONG = 2048
+"""Tokens of a cache beside which it costs little that programs look up what is theirs and parts are joined."""
+JOINED = 16
+"""Parts of a sequence that are joined at a time."""
+
+
+@triton.jit
+def _tiles(lengths, at, B, KEYS: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Tiles of the sequences `at`: one at the least, as an empty one has an output too, and none beyond B."""
+    tokens = tl.load(lengths + at, at < B, 0)
+    return tl.where(at < B, tl.maximum(tl.cdiv(tokens, KEYS), 1), 0)
+
+
+@triton.jit
+def _begin(share, shares, total):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The first tile of a share."""
+    return (share.to(tl.int64) * total // shares).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["B", "heads", "shares"])
+def _share(  # type: ignore[no-untyped-def]  # as above
+    q, k, v, table, lengths, out, sums, levels, q_strides, k_strides, v_strides, stride_table, B, heads, shares,
+    scale, sinks, c: tl.constexpr, SEVERAL: tl.constexpr,
+):  # fmt: skip
+    """One share of a key head's tiles, of which key heads are the fastest coordinate too.
+
+    Of a sequence that lies in the share as a whole the output is written; else the part's mean (shares, 2, Hkv,
+    queries, D) and its base-2 log-sum-exp (shares, 2, Hkv, queries) are, second where the sequence begins in the
+    share, and first where it began before. A tile of keys lies within one page of as many or more.
+    """
+    program = tl.program_id(0)
+    head = program % heads
+    share = program // heads
+    sequences = tl.arange(0, SEVERAL)
+    each = _tiles(lengths, sequences, B, c.keys)
+    total = tl.sum(each)
+    shares = tl.minimum(shares, total)  # so that none of them is empty, and all parts are written
+    low = _begin(share, shares, total)
+    high = tl.where(share < shares, _begin(share + 1, shares, total), low)
+    # The sequence of the first tile, and the tiles before it.
+    over = (sequences < B) & (tl.cumsum(each, 0) <= low)
+    batch = tl.sum(over.to(tl.int32))
+    before = tl.sum(tl.where(over, each, 0))
+    while low < high:
+        length = tl.load(lengths + batch)
+        tiles = tl.maximum(tl.cdiv(length, c.keys), 1)
+        begins = low == before
+        mean, level = attended(
+            q, k, v, table, q_strides, k_strides, v_strides, stride_table, heads, scale, sinks, batch.to(tl.int64),
+            head, length, (low - before) * c.keys, tl.minimum((high - before) * c.keys, length), c,
+        )  # fmt: skip
+        if begins & (before + tiles <= high):
+            stored(out, mean, batch.to(tl.int64), heads, head, c)
+        else:
+            row = tl.arange(0, c.rows)
+            width = tl.arange(0, c.width)
+            real = row < c.queries * c.groups
+            at = _part_at(share, begins, heads, head, c) + row
+            tl.store(sums + at[:, None] * c.D + width[None, :], mean, real[:, None] & (width < c.D)[None, :])
+            tl.store(levels + at, level, real)
+        before += tiles
+        low = before
+        batch += 1
+
+
+@triton.jit
+def _part_at(share, begins, heads, head, c: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Where the rows of a part begin."""
+    return ((share * 2 + begins.to(tl.int32)) * heads + head) * (c.queries * c.groups)
+
+
+@triton.jit(do_not_specialize=["B", "heads", "shares"])
+def _join(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    out, sums, levels, lengths, B, heads, shares, c: tl.constexpr, SEVERAL: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The output of one query of a sequence that has parts: their means, weighed by the sums of exponentials they
+    stand for, PARTS of them at a time.
+    """
+    WIDTH: tl.constexpr = c.width
+    program = tl.program_id(0)
+    row = program % (c.queries * c.groups)
+    head = program // (c.queries * c.groups) % heads
+    batch = program // (c.queries * c.groups) // heads
+    sequences = tl.arange(0, SEVERAL)
+    each = _tiles(lengths, sequences, B, c.keys)
+    total = tl.sum(each)
+    before = tl.sum(tl.where(sequences < batch, each, 0))
+    shares = tl.minimum(shares, total).to(tl.int64)
+    # Share s has tile t where s · total / shares ≤ t < (s + 1) · total / shares.
+    opens = (((before + 1) * shares - 1) // total).to(tl.int32)
+    after = before + tl.sum(tl.where(sequences == batch, each, 0))
+    closes = ((after * shares - 1) // total).to(tl.int32)
+    if opens < closes:
+        width = tl.arange(0, c.width)
+        acc = tl.zeros([WIDTH], tl.float32)
+        highest = float("-inf")
+        weight = 0.0
+        for first in range(opens, closes + 1, PARTS):
+            share = first + tl.arange(0, PARTS)
+            at = _part_at(share, share == opens, heads, head, c) + row
+            level = tl.load(levels + at, share <= closes, float("-inf"))
+            now = tl.maximum(highest, tl.max(level, 0))
+            base = tl.where(now == float("-inf"), 0.0, now)
+            weights = tl.exp2(level - base)
+            inside = (share <= closes)[:, None] & (width < c.D)[None, :]
+            means = tl.load(sums + at[:, None] * c.D + width[None, :], inside, 0.0)
+            correction = tl.exp2(highest - base)
+            acc = acc * correction + tl.sum(means * weights[:, None], 0)
+            weight = weight * correction + tl.sum(weights, 0)
+            highest = now
+        acc = acc / tl.where(weight == 0.0, 1.0, weight)
+        token = row // c.groups
+        at = (batch.to(tl.int64) * c.queries + token) * (heads * c.groups) + head * c.groups + row % c.groups
+        tl.store(out + at * c.D + width, acc.to(out.dtype.element_ty), width < c.D)
+
+
+def shares_of(B: int, heads: int, tokens: int, keys: int, processors: int) -> int:
+    """Programs of each of `heads` key heads, for B sequences of up to `tokens` in tiles of `keys`: together as
+    many as the device holds at a time, not one more, because a second wave would last as long as the first. 0
+    where other ways are faster: few sequences are better split each into as many parts, and of many the programs
+    that begin as others end even out what these take.
+
+    As measured on an H200. Lengths that are alike have nothing to even out, but where a second wave of whole
+    sequences would be a short one; and where there are about as many as shares, each is one, and none is joined.
+    """
+    held = RESIDENT * processors
+    share, waves = held // heads, B * heads / held
+    uneven = tokens >= LONG and 0.25 < waves <= 2
+    last = tokens >= LONG // 2 and 1.25 < waves <= 1.6
+    if not share or not (uneven or last):
+        return 0
+    return B if 0.8 * share <= B <= share else min(share, B * cdiv(tokens, keys))
+
+
+def attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    out: torch.Tensor,
+    strides: tuple[Any, ...],
+    heads: int,
+    scale: float,
+    sinks: torch.Tensor | None,
+    c: Config,
+    shares: int,
+) -> None:
+    """Writes `out`, by so many shares of a key head; the device is that of q."""
+    B, Sq, H, D = q.shape
+    sums = torch.empty((shares, 2, heads, c.queries * c.groups, D), dtype=torch.float32, device=q.device)
+    levels = torch.empty((shares, 2, heads, c.queries * c.groups), dtype=torch.float32, device=q.device)
+    several = power_of_2(B)
+    _share[(shares * heads,)](
+        q, k_cache, v_cache, table, lengths, out, sums, levels, *strides, B, heads, shares, scale, sinks, c,
+        several, num_warps=WARPS, **most_registers(q, REGISTERS),
+    )  # fmt: skip
+    if shares > 1:
+        _join[(B * H * Sq,)](out, sums, levels, lengths, B, heads, shares, c, several, JOINED, num_warps=2)
