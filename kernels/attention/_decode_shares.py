@@ -8,7 +8,7 @@ within a sequence; what it has of such a one is a part, and a second kernel join
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,11 +17,7 @@ import triton.language as tl
 from .._common import cdiv, most_registers, power_of_2
 from ._decode_tiles import Config, attended, stored
 
-RESIDENT = 4
-"""Programs that a multiprocessor holds at a time."""
 WARPS = 4
-REGISTERS = 65536 // (32 * WARPS * RESIDENT)
-"""The most of a thread with which so many programs fit."""
 LONG = 2048
 """Tokens of a cache beside which it costs little that programs look up what is theirs and parts are joined."""
 JOINED = 16
@@ -37,8 +33,19 @@ def _tiles(lengths, at, B, KEYS: tl.constexpr):  # type: ignore[no-untyped-def] 
 
 @triton.jit
 def _begin(share, shares, total):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The first tile of a share."""
-    return (share.to(tl.int64) * total // shares).to(tl.int32)
+    """The first tile of a share: the first shares have what is left over, one tile each. Products of all three
+    would need 64 bits.
+    """
+    return share * (total // shares) + tl.minimum(share, total % shares)
+
+
+@triton.jit
+def _share_of(tile, shares, total):  # type: ignore[no-untyped-def]  # as above
+    """The share that has a tile."""
+    each = total // shares
+    longer = total % shares
+    first = longer * (each + 1)
+    return tl.where(tile < first, tile // (each + 1), longer + (tile - first) // each)
 
 
 @triton.jit(do_not_specialize=["B", "heads", "shares"])
@@ -109,11 +116,10 @@ def _join(  # type: ignore[no-untyped-def]  # Triton's types are its own
     each = _tiles(lengths, sequences, B, c.keys)
     total = tl.sum(each)
     before = tl.sum(tl.where(sequences < batch, each, 0))
-    shares = tl.minimum(shares, total).to(tl.int64)
-    # Share s has tile t where s · total / shares ≤ t < (s + 1) · total / shares.
-    opens = (((before + 1) * shares - 1) // total).to(tl.int32)
+    shares = tl.minimum(shares, total)
     after = before + tl.sum(tl.where(sequences == batch, each, 0))
-    closes = ((after * shares - 1) // total).to(tl.int32)
+    opens = _share_of(before, shares, total)
+    closes = _share_of(after - 1, shares, total)
     if opens < closes:
         width = tl.arange(0, c.width)
         acc = tl.zeros([WIDTH], tl.float32)
@@ -138,22 +144,50 @@ def _join(  # type: ignore[no-untyped-def]  # Triton's types are its own
         tl.store(out + at * c.D + width, acc.to(out.dtype.element_ty), width < c.D)
 
 
-def shares_of(B: int, heads: int, tokens: int, keys: int, processors: int) -> int:
-    """Programs of each of `heads` key heads, for B sequences of up to `tokens` in tiles of `keys`: together as
-    many as the device holds at a time, not one more, because a second wave would last as long as the first. 0
-    where other ways are faster: few sequences are better split each into as many parts, and of many the programs
-    that begin as others end even out what these take.
+class Fit(NamedTuple):
+    """Keys of a tile, and how many programs a multiprocessor holds: of shares, with as many registers as that
+    leaves, and of whole sequences.
+    """
+
+    keys: int
+    shares: int
+    whole: int
+
+    @property
+    def registers(self) -> int:
+        """The most of a thread of a program of shares."""
+        return 65536 // (32 * WARPS * self.shares) // 8 * 8
+
+
+FITS = {128: Fit(64, 4, 5), 256: Fit(32, 3, 3)}
+"""By head dimension."""
+
+
+def fit_for(rows: int, D: int, element: int, paged: bool, device: tuple[int, int]) -> Fit | None:
+    """How programs fit of `rows` rows of queries and numbers of `element` bytes, on a device of that compute
+    capability; None where parts and whole sequences are faster: of other dimensions, and of more rows, programs of
+    shares need too many registers, and what is gained in a contiguous cache is less. How many fit on other GPUs
+    than Hopper's was not measured.
+    """
+    return FITS.get(D) if rows <= 16 and element == 2 and paged and device == (9, 0) else None
+
+
+def shares_of(B: int, heads: int, tokens: int, fit: Fit, processors: int) -> int:
+    """Programs of each of `heads` key heads, for B sequences of up to `tokens`: together as many as the device
+    holds at a time, not one more, because a second wave would last as long as the first. 0 where other ways are
+    faster: few sequences are better split each into as many parts, and of many the programs that begin as others
+    end even out what these take.
 
     As measured on an H200. Lengths that are alike have nothing to even out, but where a second wave of whole
     sequences would be a short one; and where there are about as many as shares, each is one, and none is joined.
     """
-    held = RESIDENT * processors
-    share, waves = held // heads, B * heads / held
-    uneven = tokens >= LONG and 0.25 < waves <= 2
-    last = tokens >= LONG // 2 and 1.25 < waves <= 1.6
+    held, programs = fit.shares * processors, B * heads
+    share = held // heads
+    uneven = tokens >= LONG and 0.25 < programs / held <= 2
+    last = tokens >= LONG // 2 and 1 < programs / (fit.whole * processors) <= 1.28
     if not share or not (uneven or last):
         return 0
-    return B if 0.8 * share <= B <= share else min(share, B * cdiv(tokens, keys))
+    return B if 0.8 * share <= B <= share else min(share, B * cdiv(tokens, fit.keys))
 
 
 def attend(
@@ -168,6 +202,7 @@ def attend(
     scale: float,
     sinks: torch.Tensor | None,
     c: Config,
+    registers: int | None,
     shares: int,
 ) -> None:
     """Writes `out`, by so many shares of a key head; the device is that of q."""
@@ -177,7 +212,7 @@ def attend(
     several = power_of_2(B)
     _share[(shares * heads,)](
         q, k_cache, v_cache, table, lengths, out, sums, levels, *strides, B, heads, shares, scale, sinks, c,
-        several, num_warps=WARPS, **most_registers(q, REGISTERS),
+        several, num_warps=WARPS, **most_registers(q, registers),
     )  # fmt: skip
     if shares > 1:
         _join[(B * H * Sq,)](out, sums, levels, lengths, B, heads, shares, c, several, JOINED, num_warps=2)

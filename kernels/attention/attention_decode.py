@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from .._common import capability, cdiv, check, multiprocessors, on, operator, power_of_2, roomy
-from . import _decode_shares
+from ._decode_shares import attend, fit_for, shares_of
 from ._decode_tiles import Config, attended, stored
 from ._parts import LONGEST_PARTS, join
 from ._tile_functions import LOG2E
@@ -143,12 +143,6 @@ def tile_for(rows: int, D: int, element: int, paged: bool, device: tuple[int, in
     return Tile(64, 4, 3, rows <= 16)
 
 
-SHARED = Tile(64, 4, 3, True), 128
-"""The tile and head dimension with which programs of shares of all sequences fit, over pages. Of other dimensions
-they need more registers.
-"""
-
-
 def split(B: int, heads: int, tokens: int, tile: Tile, processors: int) -> int:
     """Parts of one sequence's cache of `tokens`: as many programs as the device holds at a time, not one more,
     because a second wave would last as long as the first; none without a tile.
@@ -207,14 +201,13 @@ def launch(
     strides = q.stride()[:3], k_cache.stride()[:3], v_cache.stride()[:3], stride_table
     scale = LOG2E / math.sqrt(D)
     processors = multiprocessors(q)
-    if shares is None:
-        divided = parts is None and block_table is not None and (tile, D) == SHARED
-        shares = _decode_shares.shares_of(B, heads, tokens, tile.keys, processors) if divided else 0
+    fit = fit_for(rows, D, q.element_size(), block_table is not None, capability(q.device))
+    if shares is None and parts is None and fit is not None:
+        shares = shares_of(B, heads, tokens, fit, processors)
     if shares:
+        most = None if fit is None else fit.registers
         with on(q):
-            _decode_shares.attend(
-                q, k_cache, v_cache, table, lengths, out, strides, heads, scale, sinks, c, shares
-            )
+            attend(q, k_cache, v_cache, table, lengths, out, strides, heads, scale, sinks, c, most, shares)
         return out
     if parts is None:
         parts = split(B, heads, tokens, tile, processors)

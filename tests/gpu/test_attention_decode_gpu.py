@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from kernelmark.kernels.attention import _decode_shares
+from kernelmark.kernels._common import capability, multiprocessors
+from kernelmark.kernels.attention._decode_shares import fit_for, shares_of
 from kernelmark.kernels.attention.attention_decode import attention_decode
 from kernelmark.suite.operators.attention_decode import reference
 
@@ -35,6 +36,7 @@ class Draw(NamedTuple):
 FIXED = (
     Draw(100, 1, 8, 4, 128, 2300, 64, False, 0.0),  # in shares, that begin and end within sequences
     Draw(64, 1, 8, 4, 128, 2048, 16, True, 0.0),  # a share for each sequence
+    Draw(50, 1, 8, 2, 256, 2500, 64, False, 0.0),
     Draw(300, 2, 1, 8, 128, 3000, 64, False, 30.0),
     Draw(200, 1, 8, 4, 128, 400, 64, False, 0.0),  # whole sequences
     Draw(1, 1, 8, 4, 128, 30000, 64, False, 0.0),  # parts of one
@@ -93,6 +95,14 @@ def test_as_near_to_fp64_as_the_dtype_is(case: Draw, dtype: torch.dtype) -> None
 
 def test_draws_take_shares() -> None:
     """Else the file is of parts alone."""
-    processors = torch.cuda.get_device_properties(CUDA).multi_processor_count
-    taken = [_decode_shares.shares_of(x.B, x.Hkv, x.S, 64, processors) for x in drawn() if x.page and x.D == 128]
-    assert sum(x > 0 for x in taken) >= 3
+    device = capability(CUDA)
+    if device != (9, 0):
+        pytest.skip("shares are for Hopper")
+    processors = multiprocessors(torch.empty(0, device=CUDA))
+    taken = []
+    for x in drawn():
+        fit = fit_for(x.Sq * x.groups, x.D, 2, x.page > 0, device)
+        if fit is not None and shares_of(x.B, x.Hkv, x.S, fit, processors):
+            taken.append(x.D)
+    assert taken.count(128) >= 3
+    assert taken.count(256) >= 1

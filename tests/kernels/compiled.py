@@ -73,7 +73,6 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
             for Sq, Hkv, D, page in ((1, 2, 128, 0), (4, 1, 128, 64), (1, 8, 64, 0), (1, 2, 256, 16))
         ),
         {"B": 1, "Sq": 4, "H": 8, "Hkv": 1, "S": 2048, "D": 64, "page": 64, "sinks": True, "cap": 50},
-        {"B": 140, "Sq": 1, "H": 4, "Hkv": 1, "S": 2048, "D": 128, "page": 64},  # in shares
     ),
     "matmul": (
         {"M": 1024, "N": 4096, "K": 1024, "layout": "tn", "epilogue": "bias"},
@@ -175,7 +174,16 @@ def beside_products(kernels: Any, given: Mapping[str, Any]) -> None:
         kernels.rows_turned(a, squares, weight, turns, turns, cache, cache.clone(), *where, 1e-6, scale)
 
 
+def beside_decoding(kernels: Any, given: Mapping[str, Any]) -> None:
+    """Decoding by shares, which the device takes of batches too large for here."""
+    q, paged = given["q"], given["block_table"] is not None
+    rows = q.shape[1] * q.shape[2] // given["k_cache"].shape[2]
+    if kernels.fit_for(rows, q.shape[3], q.element_size(), paged, kernels.capability(q.device)) is not None:
+        kernels.launch(**given, shares=2)
+
+
 BESIDE: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {
+    "attention_decode": beside_decoding,
     "fp8_quant": beside_quantization,
     "layer_norm": beside_norms,
     "linear": beside_layers,

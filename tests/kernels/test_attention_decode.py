@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernelmark.kernels.attention import _decode_shares
 from kernelmark.kernels.attention import attention_decode as module
-from kernelmark.kernels.attention._decode_shares import shares_of
+from kernelmark.kernels.attention._decode_shares import fit_for, shares_of
 from kernelmark.kernels.attention.attention_decode import Tile, attention_decode, launch, split, tile_for
 
 TILE = Tile(16, 4, 3, True)
+HOPPER = 9, 0
 SMALL = {"B": 2, "Sq": 1, "H": 4, "Hkv": 2, "S": 70, "D": 32}
 
 
@@ -129,10 +131,11 @@ def test_shares_are_taken_where_they_are_faster(monkeypatch):
     paged = [x.reshape(-1, 16, 2, 128) for x in (k, v)]
     expected = launch(q, *paged, table, lengths, parts=1)
     taken = []
-    attend = module._decode_shares.attend
-    monkeypatch.setattr(module._decode_shares, "attend", lambda *given: taken.append(given[-1]) or attend(*given))
-    monkeypatch.setattr(module._decode_shares, "LONG", 96)
+    attend = module.attend
+    monkeypatch.setattr(module, "attend", lambda *given: taken.append(given[-1]) or attend(*given))
+    monkeypatch.setattr(_decode_shares, "LONG", 96)
     monkeypatch.setattr(module, "multiprocessors", lambda tensor: 16)
+    monkeypatch.setattr(module, "capability", lambda device: HOPPER)
     torch.testing.assert_close(launch(q, *paged, table, lengths), expected, rtol=1e-2, atol=1e-3)
     assert taken == [32]
 
@@ -174,23 +177,41 @@ def test_split_fills_the_device_and_no_more():
 
 
 @pytest.mark.parametrize(
-    ("B", "heads", "tokens", "shares"),
+    ("B", "heads", "tokens", "D", "shares"),
     [
-        (1, 8, 131072, 0),
-        (16, 8, 8192, 0),
-        (17, 8, 8192, 66),
-        (64, 8, 4096, 64),
-        (64, 8, 1152, 0),
-        (96, 8, 1152, 66),
-        (112, 8, 1152, 0),
-        (132, 8, 4096, 66),
-        (133, 8, 4096, 0),
-        (300, 1, 4096, 528),
-        (2, 600, 4096, 0),
+        (1, 8, 131072, 128, 0),
+        (16, 8, 8192, 128, 0),
+        (17, 8, 8192, 128, 66),
+        (64, 8, 4096, 128, 64),
+        (64, 8, 1152, 128, 0),
+        (96, 8, 1152, 128, 66),
+        (112, 8, 1152, 128, 0),
+        (132, 8, 4096, 128, 66),
+        (133, 8, 4096, 128, 0),
+        (300, 1, 4096, 128, 528),
+        (2, 600, 4096, 128, 0),
+        (40, 8, 3000, 256, 40),
+        (60, 8, 1500, 256, 49),
+        (100, 8, 3000, 256, 0),
     ],
 )
-def test_shares_fill_the_device_and_no_more(B, heads, tokens, shares):
-    assert shares_of(B, heads, tokens, 64, 132) == shares
+def test_shares_fill_the_device_and_no_more(B, heads, tokens, D, shares):
+    assert shares_of(B, heads, tokens, fit_for(16, D, 2, True, HOPPER), 132) == shares
+
+
+def test_programs_of_shares_have_the_tiles_of_parts_and_registers_enough():
+    for D, registers in ((128, 128), (256, 168)):
+        fit = fit_for(16, D, 2, True, HOPPER)
+        assert fit.registers == registers
+        assert tile_for(16, D, 2, paged=True, device=HOPPER) == (fit.keys, _decode_shares.WARPS, 3, True)
+    for rows, D, element, paged in (
+        (32, 128, 2, True),
+        (16, 96, 2, True),
+        (16, 256, 4, True),
+        (16, 128, 2, False),
+    ):
+        assert fit_for(rows, D, element, paged, HOPPER) is None
+    assert fit_for(16, 128, 2, True, (8, 9)) is None
 
 
 def test_tiles():
