@@ -18,7 +18,7 @@ from kernelmark.registry.views import fidelity
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "peers.md"
 JOURNALS = HERE.parent / "registry" / "reference"
-RUNS = ("20261121-105936-48c0", "20261127-122232-f28b", "20261123-215820-10ba")
+RUNS = ("20261121-105936-48c0", "20261127-122232-f28b", "20261123-215820-10ba", "20261130-094504-85db")
 """Those that have a row of a case that somebody published a figure of."""
 
 
