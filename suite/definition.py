@@ -82,6 +82,7 @@ class Definition:
     * `lasts(case)`: about the seconds that it takes whatever the device, as it follows a clock or waits for
       others: for estimates alone.
     * `tokens(case)`: how many tokens a call stands for, for a rate of them; None where it has none.
+    * `primary(case)`: the name of the metric that the case is judged by, where it is not the first of all.
     * `plans`: the cases by plan. `quick` (and `quick_cpu` in its place on a CPU) and `standard`; `full`
       is what comes on top of `standard`.
     * `continues` maps a definition's hash to the one that it had before an edit which changed nothing of what is
@@ -102,6 +103,7 @@ class Definition:
     exponentials: Callable[[Case], int] = no_exponentials
     lasts: Callable[[Case], float] = no_time
     tokens: Callable[[Case], int | None] = no_tokens
+    primary: Callable[[Case], str] | None = None
     continues: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -121,7 +123,7 @@ class Definition:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """What is measured of its cases, the primary metric first."""
+        """What is measured of its cases: first what they are judged by, where `primary` says nothing else."""
         raise NotImplementedError
 
     def computes(self, case: Case) -> tuple[object, ...]:
@@ -172,6 +174,11 @@ class Definition:
             primary=self.metrics[0].name,
         )
         self._checked(bare)
+        if self.primary is not None:
+            chosen_metric, known = self._given("primary", self.primary, bare), [x.name for x in self.metrics]
+            if chosen_metric not in known:
+                raise unknown(f"metric of {self.name}", str(chosen_metric), known)
+            bare = msgspec.structs.replace(bare, primary=chosen_metric)
         tokens = self._given("tokens", self.tokens, bare)
         return msgspec.structs.replace(
             bare,
@@ -232,12 +239,12 @@ class Definition:
         )
 
     def spec(self, case: Case) -> str:
-        """A short hash of what a case computes. Comments, plans and what the case does not use do not count."""
-        digest = hashlib.sha256()
-        for x in self.computes(case):
-            digest.update(_said(x).encode())
-        found = digest.hexdigest()[:12]
-        return self.continues.get(found, found)
+        """A short hash of what a case computes, and of the metric that it is judged by where it is not the first:
+        judged by another it is another case. Comments, plans and what the case does not use do not count.
+        """
+        found = _hash("".join(map(_said, self.computes(case))))
+        found = self.continues.get(found, found)
+        return found if case.primary == self.metrics[0].name else _hash(f"{found}/{case.primary}")
 
     def _name(self, axes: Mapping[str, int], options: Mapping[str, Option], dtype: str, pass_: Pass) -> str:
         parts = [f"{axis}{size}" for axis, size in axes.items() if self.later.get(axis) != size]
@@ -249,6 +256,10 @@ class Definition:
             else:
                 parts.append(str(value) if isinstance(value, str) else f"{name}{value}")
         return "-".join([*parts, dtype, *([] if pass_ == "program" else [pass_])])
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _listed(value: Any) -> list[Any]:

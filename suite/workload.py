@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Workload(Definition):
     """A program with a clock of its own.
 
-    * `measured` are its metrics, the primary one first.
+    * `measured` are its metrics, first the one that cases are judged by.
     * `prepare(case, session)` computes, once for all systems of a case in a process, what their answers are held
       against (None where there is nothing).
     * `measure(case, system, session, prepared)` runs one system. `system` is what its factory gave for the case.

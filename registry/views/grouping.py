@@ -128,13 +128,13 @@ def _parts(row: Row) -> dict[str, str]:
 
 
 def groups(rows: Iterable[Row], limit: int = CASES_IN_A_GROUP) -> tuple[Group, ...]:
-    """All cases, by operator and pass, in groups of at most `limit`."""
-    sections: dict[tuple[str, str], list[CaseRows]] = {}
+    """All cases, by operator, pass and the metric that they are judged by, in groups of at most `limit`."""
+    sections: dict[tuple[str, str, str], list[CaseRows]] = {}
     for case in cases(rows):
-        sections.setdefault((case.operator, case.pass_), []).append(case)
+        sections.setdefault((case.operator, case.pass_, case.first.primary), []).append(case)
     return tuple(
         _group(part, operator, pass_, said)
-        for (operator, pass_), found in sections.items()
+        for (operator, pass_, _), found in sections.items()
         for said in (_on(found),)
         for part in _split(found, limit)
     )

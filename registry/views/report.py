@@ -83,7 +83,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Section:
-    """One operator and pass: its charts and its rows."""
+    """One operator, pass and metric that cases are judged by: its charts and its rows."""
 
     operator: str
     pass_: str
@@ -405,11 +405,11 @@ def _against(
 
 
 def _sections(journal: Journal, found: Sequence[Row], looks: dict[str, Series]) -> tuple[Section, ...]:
-    by_section: dict[tuple[str, str], list[Group]] = {}
+    by_section: dict[tuple[str, str, str], list[Group]] = {}
     for group in groups(found):
-        by_section.setdefault((group.operator, group.pass_), []).append(group)
+        by_section.setdefault((group.operator, group.pass_, group.cases[0].first.primary), []).append(group)
     out = []
-    for (operator, pass_), parts in by_section.items():
+    for (operator, pass_, _), parts in by_section.items():
         drawn = []
         for group in parts:
             primary = charts.primary(group, looks)

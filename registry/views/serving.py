@@ -26,6 +26,8 @@ from .looks import Series
 
 OPERATOR = "serve"
 """The workload whose rows these are."""
+HIGHEST = "slo_rate"
+"""What a search found, in requests/s."""
 TAILS = (("ttft_p99", "first token"), ("tpot_p99", "time a token"), ("request_p99", "end to end"))
 SPREADS = (
     ("ttft", "First token"),
@@ -269,9 +271,11 @@ def _saturated(row: Row) -> bool:
 
 
 def _load(row: Row) -> str:
-    """A load in a word or two."""
-    users = row.axes.get("users")
-    return figures.counted(users, "user") if users else f"{row.axes.get('rate', 0) / 1000:g} requests/s"
+    """A load in a word or two: of a search the rate that it found."""
+    if users := row.axes.get("users"):
+        return figures.counted(users, "user")
+    rate = row.value(HIGHEST) if row.options.get("load") == "search" else row.axes.get("rate", 0) / 1000
+    return f"{rate or 0:.4g} requests/s"
 
 
 def _same(_: float, text: str) -> str:

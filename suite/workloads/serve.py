@@ -197,6 +197,11 @@ def lasts(case: Case) -> float:
     return STARTED_S + (TRIES if searching else 1) * asked.requests / asked.rate if asked.rate else STARTED_S
 
 
+def primary(case: Case) -> str:
+    """A search asks for the highest rate: how long requests take at it says nothing of the server."""
+    return "slo_rate" if case.options["load"] == "search" else METRICS[0].name
+
+
 def limits(case: Case) -> tuple[float, float] | None:
     """The case's limits of first token and time a token in ms; None where it states none."""
     name = str(case.options["slo"])
@@ -549,6 +554,7 @@ WORKLOAD = Inference(
     flops=lambda case: 0,
     tokens=lambda case: None,
     lasts=lasts,
+    primary=primary,
     measured=METRICS,
     prepare=prepare,
     measure=measure,

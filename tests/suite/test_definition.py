@@ -140,6 +140,19 @@ def test_an_edit_may_be_said_to_change_nothing(case):
     assert case(told.replace("y * SCALE", "y * 3")).spec not in (before, after)
 
 
+def test_a_case_may_be_judged_by_another_metric_and_is_another_then(case):
+    judged = FILE.replace(
+        "    plans=", "    primary=lambda case: 'memory' if case.axes['N'] > 4 else 'latency',\n    plans="
+    )
+    assert case(judged) == case()
+    assert (case().primary, case(judged, axes={"N": 5}).primary) == ("latency", "memory")
+    assert case(judged, axes={"N": 5}).spec != case().spec
+    with pytest.raises(InputError, match="metric of double 'none'"):
+        case(FILE.replace("    plans=", "    primary=lambda case: 'none',\n    plans="))
+    with pytest.raises(InputError, match="function for primary failed"):
+        case(FILE.replace("    plans=", "    primary=lambda case: 1 // 0,\n    plans="))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
