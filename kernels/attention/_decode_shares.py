@@ -14,12 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import cdiv, most_registers, power_of_2
+from .._common import most_registers, power_of_2
 from ._decode_tiles import Config, attended, stored
 
 WARPS = 4
-LONG = 2048
+LONG = 2560
 """Tokens of a cache beside which it costs little that programs look up what is theirs and parts are joined."""
+LEAST = 1024
+"""Tokens of one where a short second wave costs more than that."""
 JOINED = 16
 """Parts of a sequence that are joined at a time."""
 
@@ -33,8 +35,8 @@ def _tiles(lengths, at, B, KEYS: tl.constexpr):  # type: ignore[no-untyped-def] 
 
 @triton.jit
 def _begin(share, shares, total):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The first tile of a share: the first shares have what is left over, one tile each. Products of all three
-    would need 64 bits.
+    """The first tile of a share: the first shares have what is left over, one tile each, and are all that have any
+    where tiles are fewer. Products of all three would need 64 bits.
     """
     return share * (total // shares) + tl.minimum(share, total % shares)
 
@@ -56,8 +58,8 @@ def _share(  # type: ignore[no-untyped-def]  # as above
     """One share of a key head's tiles, of which key heads are the fastest coordinate too.
 
     Of a sequence that lies in the share as a whole the output is written; else the part's mean (shares, 2, Hkv,
-    queries, D) and its base-2 log-sum-exp (shares, 2, Hkv, queries) are, second where the sequence begins in the
-    share, and first where it began before. A tile of keys lies within one page of as many or more.
+    queries times groups, D) and its base-2 log-sum-exp (shares, 2, Hkv, queries times groups) are, second where
+    the sequence begins in the share, and first where it began before.
     """
     program = tl.program_id(0)
     head = program % heads
@@ -65,9 +67,8 @@ def _share(  # type: ignore[no-untyped-def]  # as above
     sequences = tl.arange(0, SEVERAL)
     each = _tiles(lengths, sequences, B, c.keys)
     total = tl.sum(each)
-    shares = tl.minimum(shares, total)  # so that none of them is empty, and all parts are written
     low = _begin(share, shares, total)
-    high = tl.where(share < shares, _begin(share + 1, shares, total), low)
+    high = _begin(share + 1, shares, total)
     # The sequence of the first tile, and the tiles before it.
     over = (sequences < B) & (tl.cumsum(each, 0) <= low)
     batch = tl.sum(over.to(tl.int32))
@@ -116,7 +117,7 @@ def _join(  # type: ignore[no-untyped-def]  # Triton's types are its own
     each = _tiles(lengths, sequences, B, c.keys)
     total = tl.sum(each)
     before = tl.sum(tl.where(sequences < batch, each, 0))
-    shares = tl.minimum(shares, total)
+    shares = tl.minimum(shares, total)  # more have no tile
     after = before + tl.sum(tl.where(sequences == batch, each, 0))
     opens = _share_of(before, shares, total)
     closes = _share_of(after - 1, shares, total)
@@ -145,13 +146,12 @@ def _join(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 class Fit(NamedTuple):
-    """Keys of a tile, and how many programs a multiprocessor holds: of shares, with as many registers as that
-    leaves, and of whole sequences.
+    """Programs of shares that a multiprocessor holds, with as many registers as that leaves, and from how many
+    to how many programs of whole sequences for each multiprocessor are a second wave that is a short one.
     """
 
-    keys: int
     shares: int
-    whole: int
+    short: tuple[float, float] = (0.0, 0.0)
 
     @property
     def registers(self) -> int:
@@ -159,35 +159,40 @@ class Fit(NamedTuple):
         return 65536 // (32 * WARPS * self.shares) // 8 * 8
 
 
-FITS = {128: Fit(64, 4, 5), 256: Fit(32, 3, 3)}
+FITS = {128: Fit(4, (5.0, 6.4)), 256: Fit(3)}
 """By head dimension."""
+PAGE = 64
+"""Tokens of a page at the least: of smaller ones a tile of keys has several, whose numbers take registers too."""
 
 
-def fit_for(rows: int, D: int, element: int, paged: bool, device: tuple[int, int]) -> Fit | None:
-    """How programs fit of `rows` rows of queries and numbers of `element` bytes, on a device of that compute
-    capability; None where parts and whole sequences are faster: of other dimensions, and of more rows, programs of
-    shares need too many registers, and what is gained in a contiguous cache is less. How many fit on other GPUs
-    than Hopper's was not measured.
+def fit_for(rows: int, D: int, element: int, page: int, device: tuple[int, int]) -> Fit | None:
+    """How programs fit of `rows` rows of queries and numbers of `element` bytes, in pages of so many tokens (0: a
+    contiguous cache), on a device of that compute capability; None where parts and whole sequences are faster: of
+    other dimensions, and of more rows, programs of shares need too many registers, and what is gained in a
+    contiguous cache is less. How many fit on other GPUs than Hopper's was not measured.
     """
-    return FITS.get(D) if rows <= 16 and element == 2 and paged and device == (9, 0) else None
+    return FITS.get(D) if rows <= 16 and element == 2 and page >= PAGE and device == (9, 0) else None
 
 
 def shares_of(B: int, heads: int, tokens: int, fit: Fit, processors: int) -> int:
-    """Programs of each of `heads` key heads, for B sequences of up to `tokens`: together as many as the device
-    holds at a time, not one more, because a second wave would last as long as the first. 0 where other ways are
-    faster: few sequences are better split each into as many parts, and of many the programs that begin as others
-    end even out what these take.
+    """Programs of each of `heads` key heads, for B sequences in caches with room for `tokens` each: together
+    about as many as the device holds at a time, because a second wave would last as long as the first. 0 where
+    other ways are taken: few sequences are better split each into as many parts, and of many the programs that
+    begin as others end even out what these take.
 
-    As measured on an H200. Lengths that are alike have nothing to even out, but where a second wave of whole
-    sequences would be a short one; and where there are about as many as shares, each is one, and none is joined.
+    As measured on an H200, lengths that differ by more than a factor of two gain most. Those that are alike have
+    nothing to even out and lose up to 4 %, but where a second wave of whole sequences would be a short one; of
+    shorter caches that is all that is gained, and lengths from half on lose what equal ones gain by half. Where
+    there are about as many sequences as shares, each is one, so that equal ones have no parts to be joined.
     """
     held, programs = fit.shares * processors, B * heads
     share = held // heads
+    low, high = fit.short
     uneven = tokens >= LONG and 0.25 < programs / held <= 2
-    last = tokens >= LONG // 2 and 1 < programs / (fit.whole * processors) <= 1.28
-    if not share or not (uneven or last):
+    last = tokens >= LEAST and low < programs / processors <= high
+    if not (uneven or last):
         return 0
-    return B if 0.8 * share <= B <= share else min(share, B * cdiv(tokens, fit.keys))
+    return B if 0.8 * share <= B <= share else share
 
 
 def attend(
@@ -207,8 +212,10 @@ def attend(
 ) -> None:
     """Writes `out`, by so many shares of a key head; the device is that of q."""
     B, Sq, H, D = q.shape
-    sums = torch.empty((shares, 2, heads, c.queries * c.groups, D), dtype=torch.float32, device=q.device)
-    levels = torch.empty((shares, 2, heads, c.queries * c.groups), dtype=torch.float32, device=q.device)
+    sums = levels = out
+    if shares > 1:
+        sums = torch.empty((shares, 2, heads, c.queries * c.groups, D), dtype=torch.float32, device=q.device)
+        levels = torch.empty((shares, 2, heads, c.queries * c.groups), dtype=torch.float32, device=q.device)
     several = power_of_2(B)
     _share[(shares * heads,)](
         q, k_cache, v_cache, table, lengths, out, sums, levels, *strides, B, heads, shares, scale, sinks, c,

@@ -35,8 +35,9 @@ def attended(  # type: ignore[no-untyped-def]  # Triton's types are its own
     stop, c: tl.constexpr,
 ):  # fmt: skip
     """The queries of one sequence and key head attend to the tokens from `first` to before `stop` of its cache:
-    their mean (rows, D), and its base-2 log-sum-exp (rows,). A head's sink, None for none, is counted with the
-    first token. Strides are those of batch (of the caches: page), token and head.
+    their mean (rows, D), and its base-2 log-sum-exp (rows,). `first` begins a tile of keys, so that each lies
+    within one page of as many or more. A head's sink, None for none, is counted with the first token. Strides are
+    those of batch (of the caches: page), token and head.
     """
     ROWS: tl.constexpr = c.rows
     WIDTH: tl.constexpr = c.width

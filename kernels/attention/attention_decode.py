@@ -3,11 +3,11 @@ Massa and Sizov, 2023), over pages of a block table (Kwon et al., arXiv 2309.061
 
 Decoding reads every key and value once and computes next to nothing with them: it is bound by memory. The
 queries that share a key head are packed into the rows of one tile, so that the head is read once for all of
-them; the cache of a sequence is split over programs until they fill the device, and a second kernel joins
-the parts. Where the sequences alone fill it, programs take equal shares of all of them instead
-(`_decode_shares`), if what that costs is little beside their length. Which way, and how many parts there are,
-follows from shapes alone, lengths are read on the device, and nothing is kept between calls: a CUDA graph can
-hold it.
+them; the cache of a sequence is split over programs until they fill the device, and a second kernel joins the
+parts. On Hopper, where the sequences alone fill a quarter of it up to twice as much as it holds, programs take
+equal shares of all of them instead (`_decode_shares`), if what that costs is little beside their length. Which
+way, and how many parts there are, follows from shapes, dtype and device, lengths are read on the device, and
+nothing is kept between calls: a CUDA graph can hold it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._parts import LONGEST_PARTS, join
 from ._tile_functions import LOG2E
 
 RESIDENT = 4
-"""Programs that a multiprocessor holds at a time, with tiles of one wave."""
+"""Programs of parts that a multiprocessor is counted to hold at a time, with tiles of one wave."""
 LARGEST = 64 * 1024
 """Bytes of a program's queries where shared memory is large, else half of them; of more, some tokens at a time."""
 
@@ -189,25 +189,25 @@ def launch(
         for first in range(0, Sq, most):
             some = q[:, first : first + most]
             left = (lengths - (Sq - first - some.shape[1])).clamp_min_(0)
-            out[:, first : first + most] = launch(some, k_cache, v_cache, block_table, left, sinks, cap, parts)
+            out[:, first : first + most] = launch(
+                some, k_cache, v_cache, block_table, left, sinks, cap, parts, None, shares
+            )
         return out
     tokens = page if block_table is None else page * block_table.shape[1]
-    rows = max(16, power_of_2(Sq * groups))
-    tile = tile or tile_for(rows, D, q.element_size(), block_table is not None, capability(q.device))
-    c = Config(
-        Sq, groups, D, rows, tile.keys, width, 0 if block_table is None else page, tile.stages, cap
-    )  # fmt: skip
+    rows, paged = max(16, power_of_2(Sq * groups)), 0 if block_table is None else page
+    processors = multiprocessors(q)
+    fit = fit_for(rows, D, q.element_size(), paged, capability(q.device))
+    if shares is None and parts is None and tile is None and fit is not None:
+        shares = shares_of(B, heads, tokens, fit, processors)
+    tile = tile or tile_for(rows, D, q.element_size(), paged > 0, capability(q.device))
+    c = Config(Sq, groups, D, rows, tile.keys, width, paged, tile.stages, cap)
     table, stride_table = (lengths, 0) if block_table is None else (block_table, block_table.stride(0))
     strides = q.stride()[:3], k_cache.stride()[:3], v_cache.stride()[:3], stride_table
     scale = LOG2E / math.sqrt(D)
-    processors = multiprocessors(q)
-    fit = fit_for(rows, D, q.element_size(), block_table is not None, capability(q.device))
-    if shares is None and parts is None and fit is not None:
-        shares = shares_of(B, heads, tokens, fit, processors)
     if shares:
-        most = None if fit is None else fit.registers
+        registers = None if fit is None else fit.registers
         with on(q):
-            attend(q, k_cache, v_cache, table, lengths, out, strides, heads, scale, sinks, c, most, shares)
+            attend(q, k_cache, v_cache, table, lengths, out, strides, heads, scale, sinks, c, registers, shares)
         return out
     if parts is None:
         parts = split(B, heads, tokens, tile, processors)

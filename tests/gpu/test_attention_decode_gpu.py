@@ -35,8 +35,8 @@ class Draw(NamedTuple):
 
 FIXED = (
     Draw(100, 1, 8, 4, 128, 2300, 64, False, 0.0),  # in shares, that begin and end within sequences
-    Draw(64, 1, 8, 4, 128, 2048, 16, True, 0.0),  # a share for each sequence
-    Draw(50, 1, 8, 2, 256, 2500, 64, False, 0.0),
+    Draw(64, 1, 8, 4, 128, 2600, 128, True, 0.0),  # a share for each sequence
+    Draw(50, 1, 8, 2, 256, 2600, 64, False, 0.0),
     Draw(300, 2, 1, 8, 128, 3000, 64, False, 30.0),
     Draw(200, 1, 8, 4, 128, 400, 64, False, 0.0),  # whole sequences
     Draw(1, 1, 8, 4, 128, 30000, 64, False, 0.0),  # parts of one
@@ -101,7 +101,7 @@ def test_draws_take_shares() -> None:
     processors = multiprocessors(torch.empty(0, device=CUDA))
     taken = []
     for x in drawn():
-        fit = fit_for(x.Sq * x.groups, x.D, 2, x.page > 0, device)
+        fit = fit_for(x.Sq * x.groups, x.D, 2, x.page, device)
         if fit is not None and shares_of(x.B, x.Hkv, x.S, fit, processors):
             taken.append(x.D)
     assert taken.count(128) >= 3

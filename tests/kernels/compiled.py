@@ -70,7 +70,9 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     "attention_decode": (
         *(
             {"B": 1, "Sq": Sq, "H": 8, "Hkv": Hkv, "S": 2048, "D": D, "page": page}
-            for Sq, Hkv, D, page in ((1, 2, 128, 0), (4, 1, 128, 64), (1, 8, 64, 0), (1, 2, 256, 16))
+            for Sq, Hkv, D, page in (
+                (1, 2, 128, 0), (4, 1, 128, 64), (1, 8, 64, 0), (1, 2, 256, 16), (1, 2, 256, 64),
+            )
         ),
         {"B": 1, "Sq": 4, "H": 8, "Hkv": 1, "S": 2048, "D": 64, "page": 64, "sinks": True, "cap": 50},
     ),
@@ -176,9 +178,9 @@ def beside_products(kernels: Any, given: Mapping[str, Any]) -> None:
 
 def beside_decoding(kernels: Any, given: Mapping[str, Any]) -> None:
     """Decoding by shares, which the device takes of batches too large for here."""
-    q, paged = given["q"], given["block_table"] is not None
-    rows = q.shape[1] * q.shape[2] // given["k_cache"].shape[2]
-    if kernels.fit_for(rows, q.shape[3], q.element_size(), paged, kernels.capability(q.device)) is not None:
+    q, cache = given["q"], given["k_cache"]
+    rows, page = q.shape[1] * q.shape[2] // cache.shape[2], 0 if given["block_table"] is None else cache.shape[1]
+    if kernels.fit_for(rows, q.shape[3], q.element_size(), page, kernels.capability(q.device)) is not None:
         kernels.launch(**given, shares=2)
 
 

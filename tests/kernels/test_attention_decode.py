@@ -123,17 +123,37 @@ def test_any_number_of_shares_gives_the_same(shares, page):
         torch.testing.assert_close(found, one, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("joined", [1, 2, 16])
+def test_parts_are_joined_some_at_a_time(joined, monkeypatch):
+    q, k, v = draw(B=3, S=700)
+    lengths = torch.tensor([9, 700, 400], dtype=torch.int32)
+    one = launch(q, k, v, None, lengths, parts=1, tile=TILE)
+    monkeypatch.setattr(_decode_shares, "JOINED", joined)
+    torch.testing.assert_close(launch(q, k, v, None, lengths, tile=TILE, shares=60), one, rtol=1e-5, atol=1e-6)
+
+
+def test_shares_are_given_on_where_queries_are_too_many_for_a_program(monkeypatch):
+    q, k, v = draw(Sq=300, S=310, D=256)
+    lengths = torch.tensor([310, 290], dtype=torch.int32)
+    taken = []
+    attend = module.attend
+    monkeypatch.setattr(module, "attend", lambda *given: taken.append(given[-1]) or attend(*given))
+    torch.testing.assert_close(launch(q, k, v, None, lengths, shares=3), launch(q, k, v, None, lengths, parts=1))
+    assert len(taken) > 1
+    assert set(taken) == {3}
+
+
 def test_shares_are_taken_where_they_are_faster(monkeypatch):
     """The answer is that of parts."""
-    q, k, v = (x.bfloat16() for x in draw(B=40, S=96, D=128))
-    table = torch.arange(40 * 6, dtype=torch.int32).view(40, 6)
-    lengths = torch.arange(40, dtype=torch.int32) * 96 // 39
-    paged = [x.reshape(-1, 16, 2, 128) for x in (k, v)]
+    q, k, v = (x.half() for x in draw(B=40, S=128, D=128))  # bf16's products are not the interpreter's
+    table = torch.arange(40 * 2, dtype=torch.int32).view(40, 2)
+    lengths = torch.arange(40, dtype=torch.int32) * 128 // 39
+    paged = [x.reshape(-1, 64, 2, 128) for x in (k, v)]
     expected = launch(q, *paged, table, lengths, parts=1)
     taken = []
     attend = module.attend
     monkeypatch.setattr(module, "attend", lambda *given: taken.append(given[-1]) or attend(*given))
-    monkeypatch.setattr(_decode_shares, "LONG", 96)
+    monkeypatch.setattr(_decode_shares, "LONG", 128)
     monkeypatch.setattr(module, "multiprocessors", lambda tensor: 16)
     monkeypatch.setattr(module, "capability", lambda device: HOPPER)
     torch.testing.assert_close(launch(q, *paged, table, lengths), expected, rtol=1e-2, atol=1e-3)
@@ -183,35 +203,43 @@ def test_split_fills_the_device_and_no_more():
         (16, 8, 8192, 128, 0),
         (17, 8, 8192, 128, 66),
         (64, 8, 4096, 128, 64),
-        (64, 8, 1152, 128, 0),
+        (64, 8, 2048, 128, 0),
+        (100, 8, 2048, 128, 66),
         (96, 8, 1152, 128, 66),
         (112, 8, 1152, 128, 0),
         (132, 8, 4096, 128, 66),
         (133, 8, 4096, 128, 0),
         (300, 1, 4096, 128, 528),
-        (2, 600, 4096, 128, 0),
+        (1, 600, 4096, 128, 0),
         (40, 8, 3000, 256, 40),
-        (60, 8, 1500, 256, 49),
+        (60, 8, 1500, 256, 0),
+        (60, 8, 3000, 256, 49),
         (100, 8, 3000, 256, 0),
     ],
 )
 def test_shares_fill_the_device_and_no_more(B, heads, tokens, D, shares):
-    assert shares_of(B, heads, tokens, fit_for(16, D, 2, True, HOPPER), 132) == shares
+    assert shares_of(B, heads, tokens, fit_for(16, D, 2, 64, HOPPER), 132) == shares
 
 
-def test_programs_of_shares_have_the_tiles_of_parts_and_registers_enough():
-    for D, registers in ((128, 128), (256, 168)):
-        fit = fit_for(16, D, 2, True, HOPPER)
-        assert fit.registers == registers
-        assert tile_for(16, D, 2, paged=True, device=HOPPER) == (fit.keys, _decode_shares.WARPS, 3, True)
-    for rows, D, element, paged in (
-        (32, 128, 2, True),
-        (16, 96, 2, True),
-        (16, 256, 4, True),
-        (16, 128, 2, False),
-    ):
-        assert fit_for(rows, D, element, paged, HOPPER) is None
-    assert fit_for(16, 128, 2, True, (8, 9)) is None
+def test_programs_of_shares_have_registers_enough():
+    assert fit_for(16, 128, 2, 64, HOPPER).registers == 128
+    assert fit_for(16, 256, 2, 128, HOPPER).registers == 168
+
+
+@pytest.mark.parametrize(
+    ("rows", "D", "element", "page", "device"),
+    [
+        (32, 128, 2, 64, HOPPER),
+        (16, 96, 2, 64, HOPPER),
+        (16, 256, 4, 64, HOPPER),
+        (16, 128, 2, 0, HOPPER),
+        (16, 128, 2, 32, HOPPER),
+        (16, 128, 2, 64, (8, 9)),
+        (16, 128, 2, 64, (0, 0)),
+    ],
+)
+def test_where_programs_of_shares_do_not_fit_or_were_not_measured_there_are_none(rows, D, element, page, device):
+    assert fit_for(rows, D, element, page, device) is None
 
 
 def test_tiles():
