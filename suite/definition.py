@@ -151,6 +151,9 @@ class Definition:
             if option not in self.options:
                 raise unknown(f"option of {self.name}", option, list(self.options))
             if value not in self.options[option]:
+                for x in self.options[option]:
+                    if str(x) == value:
+                        raise InputError(f"{self.name}: {option} is the text {value!r}; write {x} without quotes.")
                 raise unknown(f"{option} of {self.name}", str(value), [str(x) for x in self.options[option]])
         if dtype not in self.dtypes:
             raise unknown(f"dtype of {self.name}", dtype, list(self.dtypes))

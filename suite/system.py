@@ -27,6 +27,7 @@ from ..registry.errors import InputError, unknown
 from ..registry.store.record import EAGER, PROVIDER, YARDSTICK, Case
 from .implementation import Implementation
 from .model import LINEAR, Chosen, Model, Part, linear_part
+from .model import chosen as configured
 from .products import Asks, asks, by_blocks, by_rows, linear
 
 if TYPE_CHECKING:
@@ -561,6 +562,8 @@ def implementations(workload: Workload, catalog: Stock) -> Iterator[Implementati
     for system in (*builtin(several), *catalog.systems):
         if system.base not in by_provider:
             raise unknown("provider", system.base, sorted(by_provider))
+        if system.changes.model:
+            configured(catalog.models, system.changes.model)
         own = by_provider[system.base]
         named = [_named(catalog, what, name) for what, name in system.parts.items()]
         here = ("cuda", "cpu") if system.execution in ANYWHERE else ("cuda",)

@@ -76,13 +76,13 @@ def import_journal(path: Path, home: Home) -> str:
                     shards = [*others, parse(b"".join(x + b"\n" for x in lines), path)]
                     joined(shards)
                     _refuse_to_drop(_existing(home, run), shards, path)
-                    _write(target, b"".join(x + b"\n" for x in lines))
+                    write_whole(target, b"".join(x + b"\n" for x in lines))
                 _join(home, run)
                 return run
             there = _existing(home, run)
             if there is None or _grew(whole_lines(there), lines, run, path):
                 target = home.journal(run)
-                _write(target, b"".join(x + b"\n" for x in lines))
+                write_whole(target, b"".join(x + b"\n" for x in lines))
                 if there is not None and there != target:
                     there.unlink()  # the compressed beginning of what now stands beside it
     except OSError as error:
@@ -114,7 +114,7 @@ def join(home: Home, run: str) -> list[str]:
 
 def _join(home: Home, run: str) -> list[str]:
     lines, missing = lines_of(home, run)
-    _write(home.journal(run), b"".join(x + b"\n" for x in lines))
+    write_whole(home.journal(run), b"".join(x + b"\n" for x in lines))
     return missing
 
 
@@ -159,14 +159,14 @@ def export(home: Home, runs: Sequence[str], output: Path, *, force: bool = False
                 if target.exists() and not force:
                     raise InputError(f"{target} exists and holds something else; --force replaces it")
                 target.parent.mkdir(parents=True, exist_ok=True)
-                _write(target, data)
+                write_whole(target, data)
         except OSError as error:
             raise unwritable(f"{target} cannot be written", error, "Choose another place with --output.") from None
         out.append(target)
     return out
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Writes a file whole or not at all: a reader never sees half of it, a full disk leaves the old one."""
     handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
     temporary = Path(name)

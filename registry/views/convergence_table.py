@@ -72,7 +72,9 @@ def remarks(x: Arm) -> list[str]:
     """What a reader must know besides: why it failed, what is missing, whose name it does not bear."""
     if x.overall == "failed":
         return [x.reason or "no reason given"]
-    found = [f"{y.step:,} steps: {y.found.reason}" for y in x.points if y.found.kind == "inconclusive"]
+    found = [
+        f"{figures.counted(y.step, 'step')}: {y.found.reason}" for y in x.points if y.found.kind == "inconclusive"
+    ]
     if x.steps is not None and x.steps.kind != "within":
         found.append(f"steps: {x.steps.reason}")
     if x.beside:

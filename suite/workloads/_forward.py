@@ -35,6 +35,7 @@ class PartsPasses:
             raise NotImplementedError(
                 "float8, recomputing and optimizer states are of training; a forward pass is in the case's dtype"
             )
+        inference.allowed(assembly, "dtype")
         self.assembly = assembly
         self._call: Callable[..., Any] | None = None
 

@@ -10,6 +10,7 @@ from ..catalog import Catalog
 from ..measure.verify import Incorrect
 from ..model import Chosen, chosen, draw
 from ..operator import torch_dtype
+from ..system import NO_CHANGES
 from ._expected import reference_module
 
 if TYPE_CHECKING:
@@ -39,7 +40,14 @@ PRODUCTS = ("dtype", "e4m3")
 
 
 def allowed(assembly: Assembly, products: str) -> None:
-    """Raises `NotImplementedError` for a system whose products are below what the case allows."""
+    """Raises `NotImplementedError` for a system that changes what training computes, or whose products are below
+    what the case allows.
+    """
+    if assembly.system.changes != NO_CHANGES:
+        raise NotImplementedError(
+            f"{assembly.system.name} changes how a model trains, which is no part of inference; `converge` and "
+            "`quality` compare such systems"
+        )
     if assembly.system.precision != "case" and products == "dtype":
         raise NotImplementedError(
             "this case's products are in its dtype; 8 bits are another case's: products = e4m3"

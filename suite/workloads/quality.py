@@ -167,7 +167,12 @@ def _by_lm_eval(task: str, case: Case, system: ArmTrainer, session: Session) -> 
     from ._lm_eval import accuracy, examples, language_model, made
 
     r = system.recipe
-    model = language_model(system.logits, r.B, r.S, session.device.torch_device)
+    try:
+        model = language_model(system.logits, r.B, r.S, session.device.torch_device)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "lm_eval":
+            raise
+        raise Unavailable(f"task {task}: lm_eval is not installed: pip install 'kernelmark[quality]'") from None
     if task not in MADE:
         return accuracy(task, model, EXAMPLES)
     docs = examples(task, text.source(str(case.options["data"])).validation, r.S, EXAMPLES)

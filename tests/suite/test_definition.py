@@ -183,6 +183,14 @@ def test_a_case_that_no_journal_may_hold_is_refused_by_the_operators_name(case, 
     assert len(str(error.value)) < 300
 
 
+def test_a_number_in_quotes_is_no_number(case):
+    """As a plan file may have it."""
+    numbered = GROWN.replace('"layout": ("plain", "turned")', '"layout": ("plain", "turned"), "page": (0, 16)')
+    assert numbered != GROWN
+    with pytest.raises(InputError, match="double: page is the text '16'; write 16 without quotes"):
+        case(numbered, page="16")
+
+
 def test_a_file_may_begin_with_a_mark(case):
     assert case("\ufeff" + FILE).spec == case(FILE).spec
 

@@ -10,7 +10,7 @@ from kernelmark.suite import fused_blocks, worth
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen
-from kernelmark.suite.system import Assembly, System, builtin
+from kernelmark.suite.system import Assembly, Changes, System, builtin
 
 CATALOG = Catalog.default()
 LLAMA = chosen(CATALOG.models, "llama-1.2b")
@@ -146,6 +146,11 @@ def test_a_plan_names_a_system() -> None:
 def test_what_a_plan_may_not_name(changes: dict[str, str], said: str) -> None:
     with pytest.raises(InputError, match=said):
         parsed(**changes)
+
+
+def test_the_model_of_an_arm_is_known_before_anything_runs() -> None:
+    with pytest.raises(InputError, match=r"unknown model 'llama-tniy'. Did you mean 'llama-tiny'"):
+        CATALOG.with_systems([System("x", changes=Changes(model="llama-tniy"))]).of_operator("converge")
 
 
 def test_parts_of_two_environments_are_no_system() -> None:

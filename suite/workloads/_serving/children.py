@@ -24,6 +24,8 @@ from .messages import LOOPBACK, Result, Spec, Task
 PACKAGE = __package__
 SAID = 1 << 16
 """Bytes of a server's last words that a reason is looked for in."""
+UNSUPPORTED = "NotImplementedError: "
+"""What stands before the reason of a server of ours that does not run what it was asked for."""
 QUOTED = 300
 """Characters of it that a reason quotes."""
 
@@ -64,14 +66,23 @@ class Running:
 
     def said(self) -> str:
         """What the server printed of its end: its first error, as the rest may be that its parts miss one another,
-        or else its last line.
+        or else its last line. Of one that had no time to print a word, the signal or exit code that it ended by.
         """
         if self.output is None:
             return ""
         self.output.seek(0, os.SEEK_END)
         self.output.seek(max(0, self.output.tell() - SAID))
         text = self.output.read().decode(errors="replace")
-        return (first_error(text) or last_line(text, ""))[:QUOTED]
+        return (first_error(text) or last_line(text, "") or self._ended())[:QUOTED]
+
+    def _ended(self) -> str:
+        """How its process ended, as its exit code says; nothing of one that runs."""
+        code = None if self.process is None else self.process.poll()
+        if code is None:
+            return ""
+        if code < 0:
+            return f"its process was ended by {signal.Signals(-code).name}"
+        return f"its exit code was {code}"
 
     def stop(self, patience_s: float = 10.0) -> None:
         """Ends the server and all it started. A server that ends by itself has waited for its engine."""
@@ -102,7 +113,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def ours(spec: Spec, deadline_s: float, path: str = "/v1/completions") -> Running:
-    """Our own server, when it listens. Raises `ServerFailed`."""
+    """Our own server, when it listens. Raises `ServerFailed`, or `NotImplementedError` where that is what it ended
+    with: what its engine does not run is no failure.
+    """
     output = TemporaryFile()  # noqa: SIM115  # closed in `Running.stop`
     process = subprocess.Popen(
         [sys.executable, "-m", f"{PACKAGE}.server"],
@@ -124,6 +137,8 @@ def ours(spec: Spec, deadline_s: float, path: str = "/v1/completions") -> Runnin
     except (OSError, ValueError, KeyError, msgspec.MsgspecError, TimeoutError) as error:
         said = running.said()
         running.stop(0)
+        if said.startswith(UNSUPPORTED):
+            raise NotImplementedError(said.removeprefix(UNSUPPORTED)) from None
         raise ServerFailed(f"the server did not start: {said or error}") from None
     return running
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from kernelmark.registry.errors import InputError
+from kernelmark.registry.errors import HarnessError, InputError
 from kernelmark.suite.cli.report import command_report
 
 RUN = Path(__file__).parents[3] / "registry" / "reference" / "20261121-105752-509e.jsonl.gz"
@@ -38,3 +38,22 @@ def test_a_page_goes_into_a_file_and_a_table_is_printed(tmp_path: Path) -> None:
 def test_a_baseline_is_for_tables() -> None:
     with pytest.raises(InputError, match="--style kernels or configurations"):
         report("--against", "torch")
+
+
+def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("the one before")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(HarnessError, match="cannot be written to .*page.html: No space left on device"):
+        report("--output", str(page))
+    assert page.read_text() == "the one before"
+    assert [x.name for x in tmp_path.iterdir() if x.is_file()] == ["page.html"]
+
+
+def test_a_table_goes_into_what_is_no_file() -> None:
+    assert "/dev/null" in report("--style", "goals", "--output", "/dev/null")
+    assert not Path("/dev/null").is_file()

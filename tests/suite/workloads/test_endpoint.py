@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.record import Case, Measurement, baseline
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.device import Cpu
@@ -250,3 +251,11 @@ def test_another_model_is_another_case(monkeypatch: pytest.MonkeyPatch) -> None:
     one = a_case().spec
     monkeypatch.setenv(endpoint.MODEL, "two")
     assert a_case().spec != one
+
+
+@pytest.mark.parametrize(("axis", "least"), [("users", 1), ("requests", 2), ("words", 1), ("output", 1)])
+def test_what_asks_nothing_is_no_case(axis: str, least: int) -> None:
+    """Of two requests one is warm; nobody is no user, and would be measured as one."""
+    axes = {"users": 1, "requests": 2, "words": 1, "output": 1} | {axis: least - 1}
+    with pytest.raises(InputError, match=f"axis {axis} is {least - 1}; it is at least {least}"):
+        endpoint.WORKLOAD.case(axes, "unstated", "program")

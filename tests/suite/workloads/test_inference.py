@@ -17,7 +17,7 @@ from kernelmark.suite.measure.session import Session
 from kernelmark.suite.measure.stages import Stages
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect
-from kernelmark.suite.system import Assembly, System
+from kernelmark.suite.system import Assembly, Changes, System
 from kernelmark.suite.workloads import _inference as inference
 from kernelmark.suite.workloads import forward, generate, serve
 from kernelmark.suite.workloads._forward import PartsPasses
@@ -445,6 +445,27 @@ def test_a_million_parameters_are_served(catalog: Catalog) -> None:
 def test_loads_that_cannot_be(case: Case, message: str) -> None:
     with pytest.raises(NotImplementedError, match=message):
         serve.prepare(case, session())
+
+
+@pytest.mark.parametrize(
+    ("assemble", "case"),
+    [(serve.assemble, load()), (generate.assemble, a_generation()), (forward.assemble, a_pass())],
+    ids=["serve", "generate", "forward"],
+)
+def test_a_change_of_training_is_no_system_of_inference(
+    catalog: Catalog, assemble: Callable[[Case, Assembly], Any], case: Case
+) -> None:
+    """Measured without the change, the row would have the name of what it is not."""
+    arm = Assembly(System("fp16_scaled", changes=Changes(dtype="fp16")), catalog)
+    with pytest.raises(NotImplementedError, match=r"fp16_scaled changes how a model trains.*`converge`"):
+        assemble(case, arm)
+
+
+def test_what_the_engine_does_not_run_is_unsupported_of_a_server_too(catalog: Catalog) -> None:
+    case, given = load(), session()
+    system = serve.assemble(case, Assembly(System("saves", recompute="every_layer"), catalog))
+    with pytest.raises(NotImplementedError, match=r"^recomputing, optimizer states"):
+        serve.measure(case, system, given, serve.prepare(case, given))
 
 
 class Limited(serve.Run):

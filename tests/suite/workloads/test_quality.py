@@ -301,6 +301,13 @@ def test_lm_eval_is_asked_through_its_own_interface(exchange, monkeypatch):
         accuracy("piqa", lm, 5)
 
 
+def test_without_the_library_of_tasks_the_reason_says_what_to_install(exchange, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "lm_eval.api.model", raising=False)
+    with pytest.raises(Unavailable, match=r"task piqa: lm_eval is not installed: .*'kernelmark\[quality\]'"):
+        exchange(System("torch"), task="piqa")
+
+
 @pytest.mark.lm_eval
 @pytest.mark.filterwarnings("ignore")  # the library's own
 @pytest.mark.parametrize("task", MADE)

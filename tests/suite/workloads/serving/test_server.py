@@ -231,6 +231,18 @@ def test_a_server_that_does_not_start_says_why() -> None:
         ours(Spec("m", 10, 10), 30)
 
 
+def test_a_server_that_is_killed_says_by_what() -> None:
+    """As by a machine that is out of memory: it prints nothing."""
+    server = planted()
+    try:
+        assert server.process is not None
+        server.process.kill()
+        server.process.wait()
+        assert server.said() == "its process was ended by SIGKILL"
+    finally:
+        server.stop(0)
+
+
 def test_another_server_that_does_not_start_says_its_first_error(tmp_path: Path) -> None:
     code = "print('[x.py:3] ValueError: no memory', flush=True); raise RuntimeError('see above')"
     with pytest.raises(children.ServerFailed, match=r"ended before it answered: ValueError: no memory$"):
