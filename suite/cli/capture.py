@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...registry.errors import InputError
+from ...registry.errors import InputError, unwritable
 from .results import writable_file
 
 if TYPE_CHECKING:
@@ -71,7 +71,10 @@ def command_capture(
             raise
         click.echo(f"the program failed with status {status}, and there is no plan: {error}", err=True)
         sys.exit(status)
-    path.write_text(text, encoding="utf-8")
+    try:
+        kept = _written(path, text)
+    except OSError as error:
+        raise unwritable(f"{target} cannot be written", error, "Name another file with --plan.") from None
     total = seen.total_ms or 1.0
     attributed = sum(x.ms for x in seen.calls())
     for x in seen.calls():
@@ -82,9 +85,30 @@ def command_capture(
         f"{100 * attributed / total:.1f} % of the time of all calls that were seen is operators of ours, forward"
     )
     click.echo(f"plan      {target}")
+    if kept is not None:
+        click.echo(f"kept      {target.with_name(kept.name)}: what the plan held before")
     if status:
         click.echo(f"the program failed with status {status}; the plan has what it called before", err=True)
         sys.exit(status)
+
+
+def _written(path: Path, text: str) -> Path | None:
+    """Writes the plan, whole or not at all. Where the file held something else, that gets a file beside it: it
+    may have been edited by hand, and the program may have failed this time.
+    """
+    from ...registry.store.transfer import write_whole
+
+    data = text.encode()
+    if not path.is_file():
+        path.write_bytes(data)
+        return None
+    held = path.read_bytes()
+    kept = None
+    if held and held != data:
+        kept = path.with_suffix(f".old{path.suffix}")
+        write_whole(kept, held)
+    write_whole(path, data)
+    return kept
 
 
 def _said(call: Call) -> list[str]:

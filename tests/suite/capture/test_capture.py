@@ -493,6 +493,22 @@ def test_a_plan_says_how_often_a_step_makes_each_call(training: Path) -> None:
     assert all(x.startswith("layer_norm/") for x in narrowed.calls)
 
 
+def test_another_capture_keeps_what_the_plan_held(training: Path) -> None:
+    """A plan edited by hand is not lost, to a program that fails least of all."""
+    target, before = training.with_name("captured.toml"), training.with_name("captured.old.toml")
+    captured(training)
+    assert not before.exists()
+    edited = target.read_text() + "# by hand\n"
+    target.write_text(edited)
+    training.write_text(TRAINING + "\nraise SystemExit(7)\n")
+    command = ["--plan", str(target), "--", "python", str(training)]
+    result = CliRunner().invoke(command_capture, command)
+    assert result.exit_code == 7
+    assert f"kept      {before}: what the plan held before" in result.output
+    assert before.read_text() == edited
+    assert "# by hand" not in target.read_text()
+
+
 def header_of(plan: plans.Plan) -> Header:
     """That of a run of a plan."""
     return Header(
