@@ -156,7 +156,9 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
     if journal.header.device == "cpu":
         out.append("CPU run: every number here is of the host's processor, not of a GPU.")
     if not any(x.complete for x in journal.footers):
-        out.append("Incomplete: the run was stopped before its plan was done; what was measured is shown.")
+        joined = bool(journal.header.request.hosts)  # of shards, each of which may be done
+        what = "shards of the run are missing, or one was stopped" if joined else "the run was stopped"
+        out.append(f"Incomplete: {what} before its plan was done; what was measured is shown.")
     if (count := len(boards(journal.header, journal.records))) > 1:
         out.append(f"Measured on {count} boards of one kind: intervals hold the spread between them, too.")
     if journal.torn:

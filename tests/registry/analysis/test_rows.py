@@ -718,6 +718,12 @@ def test_warnings_name_everything_a_reader_must_know(literal: Any) -> None:
     assert summary.warnings(literal.journal(literal.footer()), ()) == ()
 
 
+def test_a_run_whose_shards_are_missing_was_not_stopped(literal: Any) -> None:
+    request = msgspec.structs.replace(literal.header().request, hosts={"rms_norm/a": "host"})
+    (told,) = summary.warnings(literal.journal(request=request), ())
+    assert told.startswith("Incomplete: shards of the run are missing, or one was stopped")
+
+
 def test_a_remark_is_said_once_for_all_that_have_it(literal: Any) -> None:
     lines = [
         literal.record(name, remarks=said)
