@@ -5,8 +5,10 @@ A case that does not end well is never one of these: it is a `Status` with a rea
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
+import signal
 
 
 class KernelmarkError(Exception):
@@ -55,6 +57,14 @@ def text_of(said: object) -> str:
 def last_line(said: str, otherwise: str = "it said nothing") -> str:
     """The last line: a program that fails says there why."""
     return (said.strip().splitlines() or [otherwise])[-1]
+
+
+def ended(code: int) -> str:
+    """How a process ended, by its exit code as Python gives it: below 0 a signal's number."""
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"its process was ended by {signal.Signals(-code).name}"
+    return f"its process ended with exit code {code}"
 
 
 _ERROR = re.compile(r"(?:^|[\])] )((?:[a-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception): .+)")

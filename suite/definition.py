@@ -178,10 +178,10 @@ class Definition:
         )
         self._checked(bare)
         if self.primary is not None:
-            chosen_metric, known = self._given("primary", self.primary, bare), [x.name for x in self.metrics]
-            if chosen_metric not in known:
-                raise unknown(f"metric of {self.name}", str(chosen_metric), known)
-            bare = msgspec.structs.replace(bare, primary=chosen_metric)
+            primary, known = self._given("primary", self.primary, bare), [x.name for x in self.metrics]
+            if primary not in known:
+                raise unknown(f"metric of {self.name}", str(primary), known)
+            bare = msgspec.structs.replace(bare, primary=primary)
         tokens = self._given("tokens", self.tokens, bare)
         return msgspec.structs.replace(
             bare,

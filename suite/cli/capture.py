@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...registry.errors import InputError, unwritable
-from .results import writable_file
+from .results import put, writable_file
 
 if TYPE_CHECKING:
     from ..capture import Call
@@ -93,21 +93,13 @@ def command_capture(
 
 
 def _written(path: Path, text: str) -> Path | None:
-    """Writes the plan, whole or not at all. Where the file held something else, that gets a file beside it: it
-    may have been edited by hand, and the program may have failed this time.
+    """Writes the plan. What it held before is kept beside it, under the name that is given back: it may have been
+    edited by hand, and the program may have failed this time.
     """
-    from ...registry.store.transfer import write_whole
-
-    data = text.encode()
-    if not path.is_file():
-        path.write_bytes(data)
-        return None
-    held = path.read_bytes()
     kept = None
-    if held and held != data:
-        kept = path.with_suffix(f".old{path.suffix}")
-        write_whole(kept, held)
-    write_whole(path, data)
+    if path.is_file() and path.read_bytes() not in (b"", text.encode()):
+        kept = path.replace(path.with_suffix(f".old{path.suffix}"))
+    put(path, text)
     return kept
 
 

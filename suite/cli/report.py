@@ -14,6 +14,7 @@ from ...registry.store.home import Home
 from ...registry.store.journal import Journal
 from .filters import filters
 from .names import run_argument
+from .results import put
 
 if TYPE_CHECKING:
     from ...registry.analysis.selection import Selection
@@ -107,15 +108,9 @@ def write_report(
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a page whole or not at all; into what is no file, as a pipe, as it comes."""
-    from ...registry.store.transfer import write_whole
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-        else:
-            write_whole(path.resolve(), text.encode())
+        put(path, text)
     except OSError as error:
         raise unwritable(f"the report cannot be written to {path}", error, "Name a file with --output.") from None
 

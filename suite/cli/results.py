@@ -46,6 +46,18 @@ def writable_file(target: Path, option: str) -> Path:
     return path
 
 
+def put(path: Path, text: str) -> None:
+    """Writes a file whole or not at all: a full disk leaves the old one. Into what is no file, as a pipe, it is
+    written as it comes. Raises `OSError`.
+    """
+    from ...registry.store.transfer import write_whole
+
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+    else:
+        write_whole(path.resolve(), text.encode())
+
+
 def present(journal: Journal, home: Home, report: bool) -> None:
     """After a run: the table, how time was spent, the report, the registry.
 

@@ -21,6 +21,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
+from ...registry.errors import ended
 from .group import Failure, Ranked
 from .stacks import frames
 
@@ -196,7 +197,7 @@ class Ranks:
         for x in self._followers:
             code = x.process.poll()
             if code is not None:
-                return Lost(f"rank {x.rank} of {self.world}: {_fate(code)}")
+                return Lost(f"rank {x.rank} of {self.world}: {ended(code)}")
         now = time.monotonic()
         with self._lock:
             failed, until = self._failed, self._until
@@ -237,13 +238,6 @@ def _start(rank: int, world: int, port: int, command: Sequence[str], task: bytes
         process.stdin.write(task)
         process.stdin.close()
     return _Follower(rank, process, Connection(own.detach()), reader)
-
-
-def _fate(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"its process was ended by {signal.Signals(-code).name}"
-    return f"its process ended with exit code {code}"
 
 
 def _own_stack() -> str:

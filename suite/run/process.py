@@ -18,7 +18,7 @@ from typing import IO, ClassVar
 
 import msgspec
 
-from ...registry.errors import HarnessError
+from ...registry.errors import HarnessError, ended
 from ...registry.store.record import Status
 from ..measure.stacks import busy, of_asked, without
 from .forkserver import Forked, ForkServer
@@ -200,10 +200,7 @@ class Worker:
             self._output.close()
             place = busy(of_asked(self._output.end))
             return "timeout", f"not finished within {self._allowed_s:g} s" + (f", at {place}" if place else "")
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                return "crashed", f"its process was ended by {signal.Signals(-code).name}"
-        return "crashed", f"its process ended with exit code {code}"
+        return "crashed", ended(code)
 
     @property
     def killed(self) -> bool:

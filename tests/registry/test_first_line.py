@@ -1,9 +1,9 @@
-"""What of a long text stands in one line of a message."""
+"""What of a long text stands in one line of a message, and how a process ended in words."""
 
 from __future__ import annotations
 
 import pytest
-from kernelmark.registry.errors import first_error, first_line
+from kernelmark.registry.errors import ended, first_error, first_line
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,9 @@ ERROR 11-30 05:46:27 [executor.py:901] ValueError: Available memory (16.64 GiB) 
 )
 def test_the_first_exception_is_the_cause_of_the_others(said, found):
     assert first_error(said) == found
+
+
+def test_how_a_process_ended():
+    assert ended(-9) == "its process was ended by SIGKILL"
+    assert ended(-200) == "its process ended with exit code -200"
+    assert ended(3) == "its process ended with exit code 3"

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import msgspec
 
-from ....registry.errors import InputError, first_error, last_line
+from ....registry.errors import InputError, ended, first_error, last_line
 from .messages import LOOPBACK, Result, Spec, Task
 
 PACKAGE = __package__
@@ -73,16 +73,8 @@ class Running:
         self.output.seek(0, os.SEEK_END)
         self.output.seek(max(0, self.output.tell() - SAID))
         text = self.output.read().decode(errors="replace")
-        return (first_error(text) or last_line(text, "") or self._ended())[:QUOTED]
-
-    def _ended(self) -> str:
-        """How its process ended, as its exit code says; nothing of one that runs."""
         code = None if self.process is None else self.process.poll()
-        if code is None:
-            return ""
-        if code < 0:
-            return f"its process was ended by {signal.Signals(-code).name}"
-        return f"its exit code was {code}"
+        return (first_error(text) or last_line(text, "" if code is None else ended(code)))[:QUOTED]
 
     def stop(self, patience_s: float = 10.0) -> None:
         """Ends the server and all it started. A server that ends by itself has waited for its engine."""

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 from kernelmark.suite.measure import ranks
-from kernelmark.suite.measure.ranks import NO_MULTICAST, _fate, _own_stack, _place, require_no_multicast
+from kernelmark.suite.measure.ranks import NO_MULTICAST, _own_stack, _place, require_no_multicast
 
 STACK = """Current thread 0x00007f (most recent call first):
   File "/home/someone/kernels/ring.py", line 12 in step
@@ -24,11 +24,6 @@ def test_a_stack_tells_a_place_without_its_folder():
     assert _place("\n".join(STACK.splitlines()[2:])) is None  # it waits for others
     assert _place("") == "code that does not answer"
     assert _place(_own_stack()) == "ranks.py:" + _place(_own_stack()).partition(":")[2]
-
-
-def test_how_a_process_ended():
-    assert _fate(-9) == "its process was ended by SIGKILL"
-    assert _fate(3) == "its process ended with exit code 3"
 
 
 @pytest.mark.parametrize("name", NO_MULTICAST)
