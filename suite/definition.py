@@ -83,6 +83,8 @@ class Definition:
       others: for estimates alone.
     * `tokens(case)`: how many tokens a call stands for, for a rate of them; None where it has none.
     * `primary(case)`: the name of the metric that the case is judged by, where it is not the first of all.
+    * `seeded`: each replicate of a case is a seed of its own and is compared within itself, so that shards of a
+      run may have some of them each.
     * `plans`: the cases by plan. `quick` (and `quick_cpu` in its place on a CPU) and `standard`; `full`
       is what comes on top of `standard`.
     * `continues` maps a definition's hash to the one that it had before an edit which changed nothing of what is
@@ -104,6 +106,7 @@ class Definition:
     lasts: Callable[[Case], float] = no_time
     tokens: Callable[[Case], int | None] = no_tokens
     primary: Callable[[Case], str] | None = None
+    seeded: bool = False
     continues: Mapping[str, str] = field(default_factory=dict)
 
     @property

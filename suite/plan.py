@@ -57,6 +57,8 @@ class Cell:
     cache: Cache
     lasts_s: float = 0.0
     """About what it takes whatever the device, as its definition says; no part of the row's name."""
+    seeded: bool = False
+    """Whether its replicates are seeds, as its definition says; no part of the row's name."""
 
     @property
     def identity(self) -> Key:
@@ -118,6 +120,8 @@ class Plan:
     """How long a step of that program took."""
     peers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By operator, the implementations that its cases are to be held against."""
+    seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of a shard: by operator/case its replicates, where other shards have the rest. What is not in it has all."""
 
     @classmethod
     def of(cls, header: Header) -> Plan | None:
@@ -139,6 +143,7 @@ class Plan:
             calls=asked.calls,
             step_ms=asked.step_ms,
             peers=asked.peers,
+            seeds=asked.seeds,
         )
 
     def request(self, cells: Sequence[Cell], besides: Request = NOTHING) -> Request:
@@ -167,7 +172,17 @@ class Plan:
             calls=dict(self.calls),
             step_ms=self.step_ms,
             peers=dict(self.peers),
+            seeds=dict(self.seeds),
         )
+
+    def numbers(self, case: Case) -> Sequence[int]:
+        """The replicates that a case has here, counted from 0: all, but where shards have some of them each."""
+        return self.seeds.get(case.full_name, range(self.replicates))
+
+    @property
+    def most(self) -> int:
+        """The most replicates that any of its cases has here."""
+        return max(len(self.numbers(x)) for x in self.cases)
 
     def chosen(self, case: Case) -> tuple[str, ...]:
         """The implementations that a case is for; empty where it is for all."""
@@ -247,9 +262,9 @@ class Plan:
         _known(implementations, catalog, operators)
         exchanged = self._exchanged
         cells = tuple(
-            Cell(case, implementation, cache, lasts_s)
+            Cell(case, implementation, cache, definition.lasts(case), definition.seeded)
             for case in self.cases
-            for lasts_s in (catalog.definition(case.operator).lasts(case),)
+            for definition in (catalog.definition(case.operator),)
             for cache in self.caches
             for implementation in catalog.of_operator(case.operator)
             if (

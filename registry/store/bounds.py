@@ -203,6 +203,10 @@ def _header(header: Header) -> Header:
     for case in request.cases:
         checked_case(case)
     checked_name(request.control, "control")
+    for name, seeds in request.seeds.items():
+        checked_name(name, "seeds")
+        for seed in seeds:
+            _whole(seed, 0, header.replicates - 1, "seeds")
     for name in request.hosts:
         checked_name(name, "hosts")
     for host in (*request.hosts.values(), header.environment.get(HOST)):

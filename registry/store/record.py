@@ -333,12 +333,16 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """How long a step of that program took."""
     peers: dict[str, tuple[str, ...]] = {}
     """By operator, the implementations without which nothing is said of it as a whole."""
+    seeds: dict[str, tuple[int, ...]] = {}
+    """Of a shard: by operator/case the replicates of it that it has, where other shards have the rest."""
     shard: tuple[int, int] | None = None
     """(i, n): this journal holds the i-th of n shards of its run, counted from 1."""
     control: str | None = None
     """operator/case of the case that every shard measures, so that hosts can be held against each other."""
     hosts: dict[str, str] = {}
-    """By operator/case, the host that measured it, where shards of a run say so: noise is a host's own."""
+    """By operator/case, the host that measured it, where shards of a run say so: noise is a host's own. Where
+    several had some of its seeds each, one name for all of them.
+    """
     imported_from: str | None = None
     """The format that a run was imported from."""
     partner: str | None = None

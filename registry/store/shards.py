@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -80,17 +81,13 @@ def join(journals: Sequence[Journal]) -> Journal:
     measured = [(x, _own(x, first=not i)) for i, x in enumerate(ordered)]
     request = msgspec.structs.replace(
         first.request,
-        cases=tuple(case for _, (cases, _) in measured for case in cases),
-        hosts={
-            case.full_name: str(x.header.environment[HOST])
-            for x, (cases, _) in measured
-            if HOST in x.header.environment
-            for case in cases
-        },
+        cases=tuple({case.full_name: case for _, (cases, _) in measured for case in cases}.values()),
+        hosts=_hosts([(x.header, cases) for x, (cases, _) in measured]),
         implementations=tuple(sorted({name for x in ordered for name in x.header.request.implementations})),
         only={key: names for x in ordered for key, names in x.header.request.only.items()},
         parameters={key: count for x in ordered for key, count in x.header.request.parameters.items()},
         calls={key: count for x in ordered for key, count in x.header.request.calls.items()},
+        seeds={},
         shard=None,
     )
     metrics = _metrics([x.header for x in ordered])
@@ -107,9 +104,27 @@ def join(journals: Sequence[Journal]) -> Journal:
     )
 
 
+def _hosts(measured: Sequence[tuple[Header, Sequence[Case]]]) -> dict[str, str]:
+    """By operator/case its host; where several had some of its seeds each, a hash of all."""
+    found: dict[str, set[str]] = {}
+    for header, cases in measured:
+        for case in cases if HOST in header.environment else ():
+            found.setdefault(case.full_name, set()).add(str(header.environment[HOST]))
+    return {name: _together(hosts) for name, hosts in found.items()}
+
+
+def _together(hosts: set[str]) -> str:
+    if len(hosts) == 1:
+        return next(iter(hosts))
+    return f"hosts_{hashlib.sha256(' '.join(sorted(hosts)).encode()).hexdigest()[:12]}"
+
+
 def _boards_told(journals: list[Journal]) -> list[Journal]:
-    """The same; where one went over to another board every line says its own, as they get one header."""
-    if all(y.board is msgspec.UNSET for x in journals for y in x.records):
+    """The same; where one went over to another board, or some have seeds of a case that others have more of, every
+    line says its own, as they get one header.
+    """
+    apart = any(x.header.request.seeds for x in journals)
+    if not apart and all(y.board is msgspec.UNSET for x in journals for y in x.records):
         return journals
     return [
         dataclasses.replace(

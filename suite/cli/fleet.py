@@ -220,7 +220,7 @@ def fleet_compare(
     sides = {"base": base, "current": head}
     named = wanted.choice.implementations
     plan = narrowed(wanted.loaded(catalog), catalog, checkout, sides, wanted.device, named)
-    order = wanted.order(engine, shards, catalog, home, plan)
+    order = wanted.order(engine, shards, catalog, home, plan, by_seed=False)
     order = msgspec.structs.replace(order, plan=f"{plan.name}.toml", plan_text=to_toml(plan, catalog))
     words = ["--baseline", base.commit, "--current", head.commit, "--no-registry", *order.arguments, *detector]
     order = msgspec.structs.replace(order, compare=True, arguments=tuple(words), checkout=str(Path.cwd()))

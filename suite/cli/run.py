@@ -249,8 +249,8 @@ def _within(
         return Fitted(plan, cells)
     past = known_of(home, device, {x.case.operator for x in cells})
     cost = estimate(plan.sampling, past, device, here)
-    kept = cells if limit_s is None else budgets.fit(cells, plan.replicates, limit_s, cost, control)
-    likely_s = budgets.seconds(kept, plan.replicates, cost)
+    kept = cells if limit_s is None else budgets.fit(cells, plan.most, limit_s, cost, control)
+    likely_s = budgets.seconds(kept, plan.most, cost)
     return Fitted(budgets.narrowed(plan, kept), kept, budgets.without(cells, kept), likely_s)
 
 
@@ -310,7 +310,7 @@ def _dry(fitted: Fitted, device: DeviceKind, limit_s: float | None, here: bool) 
 
     absent = sum(x.implementation.unavailable(device, here) is not None for x in fitted.cells)
     cannot = f" ({absent} marked * cannot run {'here' if here else f'on {device}'})" if absent else ""
-    made = f"{counted(len(fitted.cells), 'row')}{cannot}, {counted(fitted.plan.replicates, 'replicate')}"
+    made = f"{counted(len(fitted.cells), 'row')}{cannot}, {counted(fitted.plan.most, 'replicate')}"
     likely = f"likely {seconds(fitted.likely_s)}"
     if limit_s is not None and fitted.likely_s > limit_s:
         likely += f", more than the {seconds(limit_s)} after which it ends; what is not reached then is named"

@@ -231,7 +231,7 @@ class Question:
             chosen = Choice(self.plan or "quick", self.operators, self.implementations)
             plan = chosen.unbudgeted(catalog, device, "a comparison has a --budget of its own.")
             if self.shard is not None:
-                plan = cut(plan, plan.cells(catalog, device, self.implementations), self.shard)
+                plan = cut(plan, plan.cells(catalog, device, self.implementations), self.shard, by_seed=False)
         with self.checkout.copies({"base": first, "current": second}) as folders:
             sides = [(first, folders["base"]), (second, folders["current"])]
             base, current = trees(sides, places, catalog, plan, device, self.implementations)

@@ -55,16 +55,20 @@ class Asked:
         """The cases that need more GPUs than a shard has: their rows will be `unsupported`."""
         return tuple(x for x in plan.cases if self.device == "cuda" and x.world > self.gpus_per_shard)
 
-    def order(self, engine: EngineName, count: int | None, catalog: Catalog, home: Home, plan: Plan) -> Order:
-        """The order of a run in so many shards; `plan` is that of `measured`, or what a comparison measures."""
+    def order(
+        self, engine: EngineName, count: int | None, catalog: Catalog, home: Home, plan: Plan, by_seed: bool = True
+    ) -> Order:
+        """The order of a run in so many shards; `plan` is that of `measured`, or what a comparison measures,
+        which is not cut `by_seed`.
+        """
         cells = self.choice.cells(plan, catalog, self.device)
-        number = count or min(SHARDS, len(plan.cases))
+        number = count or min(SHARDS, shards.most(plan, cells) if by_seed else len(plan.cases))
         control = None
         if self.control != NO_CONTROL and number > 1:
             large = {x.full_name for x in self.too_large(plan)}
             fit = replace(plan, cases=tuple(x for x in plan.cases if x.full_name not in large))
             control = self.control or shards.control_case(fit if fit.cases else plan, cells)
-        seconds = shards.seconds(plan, cells, number, control)
+        seconds = shards.seconds(plan, cells, number, control, by_seed=by_seed)
         file = None if self.choice.plan in BUILTIN else Path(self.choice.plan)
         return Order(
             run=new_run(),

@@ -239,7 +239,10 @@ class Run:
         """The cells that the time left suffices for, by what they took so far: all, without a limit."""
         if replicate == 0 or self.until == math.inf or self.keeps_cells or self._writer is None:
             return self.cells
-        left_s = (self.until - time.monotonic()) / (self.plan.replicates - replicate)
+        to_come = {x for case in self.plan.cases for x in self.plan.numbers(case) if x >= replicate}
+        if not to_come:
+            return self.cells
+        left_s = (self.until - time.monotonic()) / len(to_come)
         cost = estimate(self.plan.sampling, read(self.path).records, self.device)
         kept = budget.fit(self.cells, 1, left_s, cost, self.request.control)
         dropped = [x for x in budget.without(self.cells, kept) if self._wanted(x, replicate)]
@@ -395,7 +398,8 @@ class Run:
         return max(x for x in worlds if self._too_few(x) is None)
 
     def _wanted(self, cell: Cell, replicate: int) -> bool:
-        return (cell.identity, replicate) not in self._done and cell.identity not in self._settled
+        mine = replicate in self.plan.numbers(cell.case)
+        return mine and (cell.identity, replicate) not in self._done and cell.identity not in self._settled
 
     def _replicate(self, replicate: int, environment: str, cells: dict[int, Cell]) -> None:
         """One process, or as many as crashes make of it. Without cells it says its conditions, and no more."""

@@ -364,6 +364,7 @@ WORKLOAD = Converge(
         "target": (2.0, 1.0, 1.2, 1.5, 3.0, 4.0),
     },
     later={"A": 1, "P": 0},
+    seeded=True,
     dtypes=("bf16", "fp32"),
     bytes=lambda case: read(case).bytes * case.axes["N"],
     flops=lambda case: read(case).flops * case.axes["N"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from kernelmark.registry.errors import InputError
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.estimate import estimate
-from kernelmark.suite.shards import control_case, cut, measured, parse, seconds
+from kernelmark.suite.shards import control_case, cut, measured, most, parse, seconds
 
 CATALOG = Catalog.default()
 PLAN = plans.load("standard", CATALOG, "cuda")
@@ -105,3 +107,56 @@ def test_cases_without_a_cell_are_in_no_part_and_control_nothing():
     assert sorted(y for x in parts for y in names(x)) == sorted(cases)
     with pytest.raises(InputError, match=f"has {len(cases)} cases here, too few"):
         cut(plan, few, (1, len(cases) + 1))
+
+
+TRAININGS = plans.load("converge", CATALOG, "cuda")
+ARMS = TRAININGS.cells(CATALOG, "cuda")
+(LONG,) = (x.full_name for x in TRAININGS.cases if (x.axes["N"], x.axes["S"]) == (10000, 512))
+
+
+def replicates(parts):
+    """Of each case the replicates that parts have, those of all parts together."""
+    found = {}
+    for part in parts:
+        for case in part.cases:
+            found.setdefault(case.full_name, []).extend(part.numbers(case))
+    return found
+
+
+@pytest.mark.usefixtures("untraced")
+@settings(deadline=None, max_examples=10)
+@given(st.integers(1, 30))
+def test_every_seed_of_a_training_is_in_exactly_one_shard(count):
+    parts = [cut(TRAININGS, ARMS, (i, count)) for i in range(1, count + 1)]
+    assert {x: sorted(y) for x, y in replicates(parts).items()} == {
+        x.full_name: [0, 1, 2, 3, 4] for x in TRAININGS.cases
+    }
+    assert all(x.cases for x in parts)
+    assert sum(seconds(TRAININGS, ARMS, count)) == pytest.approx(seconds(TRAININGS, ARMS, 1)[0])
+
+
+def test_only_what_takes_longer_than_a_shard_should_is_cut_by_seed():
+    parts = [cut(TRAININGS, ARMS, (i, 4)) for i in (1, 2, 3, 4)]
+    apart = {name for x in parts for name in x.seeds}
+    assert LONG in apart
+    assert apart < {x.full_name for x in TRAININGS.cases}
+    assert sum(LONG in {y.full_name for y in x.cases} for x in parts) > 1
+    longest, shortest = max(seconds(TRAININGS, ARMS, 4)), min(seconds(TRAININGS, ARMS, 4))
+    assert longest < 1.3 * shortest
+    whole = [cut(TRAININGS, ARMS, (i, 4), by_seed=False) for i in (1, 2, 3, 4)]
+    assert not any(x.seeds for x in whole)
+    with pytest.raises(InputError, match=f"has {len(TRAININGS.cases)} cases here, too few for 20 shards"):
+        cut(TRAININGS, ARMS, (1, 20), by_seed=False)
+
+
+def test_one_training_can_be_as_many_shards_as_it_has_seeds():
+    plan = replace(TRAININGS, cases=tuple(x for x in TRAININGS.cases if x.full_name == LONG))
+    cells = [x for x in ARMS if x.case.full_name == LONG]
+    assert most(plan, cells) == 5
+    assert [cut(plan, cells, (i, 5)).seeds[LONG] for i in (1, 2, 3, 4, 5)] == [(0,), (1,), (2,), (3,), (4,)]
+    assert [cut(plan, cells, (i, 2)).seeds[LONG] for i in (1, 2)] == [(0, 2, 4), (1, 3)]
+    with pytest.raises(InputError, match="has 1 case of 5 seeds here, too few for 6 shards"):
+        cut(plan, cells, (1, 6))
+    assert control_case(plan, cells) is None  # it would be in every shard whole
+    assert [cut(plan, cells, (i, 1), LONG).seeds for i in (1,)] == [{}]
+    assert [cut(plan, cells, (i, 5)).most for i in (1, 5)] == [1, 1]

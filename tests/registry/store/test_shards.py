@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from itertools import permutations
 
 import pytest
@@ -197,3 +198,37 @@ def test_a_shard_that_went_over_to_another_board_is_told_apart(literal):
     assert [x.board for x in joined.records] == ["b1", "b1", "b2", "b1"]
     assert [x.board for x in joined.ceilings] == ["b1", "b2"]
     assert boards(joined.header, joined.records) == {"b1", "b2"}
+
+
+def test_seeds_of_a_case_come_from_several_shards(home, literal, tmp_path):
+    case, other = literal.case(name="S"), literal.case(name="T")
+    seeds = {1: (0, 2), 2: (1,)}
+    for number, numbers in seeds.items():
+        cases = (case, other) if number == 2 else (case,)
+        request = Request(
+            cases=cases, implementations=("torch",), shard=(number, 2), seeds={case.full_name: numbers}
+        )
+        environment = {BOARDS: f"b{number}", "host": f"h{number}"}
+        header = literal.header(run=RUN, request=request, replicates=3, environment=environment)
+        records = [literal.record("torch", 1.0 + x, case=case, replicate=x) for x in numbers]
+        records += [literal.record("torch", 9.0, case=x, replicate=r) for x in cases[1:] for r in (0, 1, 2)]
+        footer = Footer("2026-11-22T00:00:00Z", 10.0, True, {"sample": 5.0})
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(b"".join(map(encode, [header, *records, footer])))
+        import_journal(path, home)
+    journal = read(home.find(RUN))
+    request = journal.header.request
+    assert [x.name for x in request.cases] == ["S", "T"]
+    assert (request.seeds, request.shard) == ({}, None)
+    assert [(x.replicate, x.board) for x in journal.records if x.case.name == "S"] == [
+        (0, "b1"), (2, "b1"), (1, "b2"),
+    ]  # fmt: skip
+    assert request.hosts[other.full_name] == "h2"
+    # One name for both hosts, that no host has: what they measured belongs together with what both did again.
+    assert re.fullmatch("hosts_[0-9a-f]{12}", request.hosts[case.full_name])
+    (entry,) = Index(home).runs()
+    values = {key.case: x for key, x in Index(home).processes(entry).items()}
+    assert values["S"].values == (1.0, 2.0, 3.0)
+    assert values["S"].definition.endswith(f"{request.hosts[case.full_name]}/b1/b2")
+    assert values["T"].definition.endswith("/h2")
+    assert journal.footers[-1].complete

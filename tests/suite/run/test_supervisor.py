@@ -873,6 +873,37 @@ def test_a_shard_in_which_nothing_can_run_is_whole(make, tmp_path):
     assert journal.footers[0].complete
 
 
+def test_a_shard_measures_the_seeds_that_it_has_and_is_whole(make):
+    run = make(N=(16, 32), replicates=3)
+    first, second = run.plan.cases
+    run.plan = replace(run.plan, seeds={first.full_name: (0, 2)})
+    path = run.execute()
+    assert sorted((x[0], x[3]) for x in identities(path)) == sorted(
+        [(first.name, 0), (first.name, 2), *((second.name, i) for i in range(3))]
+    )
+    assert read(path).footers[0].complete
+    again = resumed(run)
+    assert again.plan.seeds == {first.full_name: (0, 2)}
+    again.execute()
+    assert len(identities(path)) == 5
+
+
+def test_a_shards_time_is_shared_among_the_replicates_that_it_has(make, monkeypatch):
+    run = make([16, 32], replicates=5, until=1000.0)
+    run.plan = replace(run.plan, seeds={x.full_name: (0, 3) for x in run.plan.cases})
+    given = []
+    monkeypatch.setattr(
+        supervisor.budget, "fit", lambda cells, replicates, left_s, *rest: given.append(left_s) or cells
+    )
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: 900.0))
+    run._writer = Writer(run.path)
+    run._writer.write(header_of(run))
+    for replicate in (3, 4):
+        assert run._affordable(replicate) == run.cells
+    run._writer.close()
+    assert given == [100.0]  # and none is to come after it
+
+
 def test_a_budget_that_ends_before_anything_is_measured(make, monkeypatch):
     run = make(until=0.0)
 
