@@ -63,6 +63,12 @@ def rows_of(x: Arm) -> list[tuple[str, ...]]:
     return found
 
 
+def _at(steps: list[int]) -> str:
+    """The steps of one remark, in words."""
+    *others, last = steps
+    return ", ".join([*(f"{x:,}" for x in others), figures.counted(last, "step")])
+
+
 def told(x: Beside) -> str:
     """A metric beside the loss, in words."""
     return f"{x.metric.replace('_', ' ')} {x.arm:.4f} (base {x.base:.4f}, {x.found.kind})"
@@ -72,9 +78,11 @@ def remarks(x: Arm) -> list[str]:
     """What a reader must know besides: why it failed, what is missing, whose name it does not bear."""
     if x.overall == "failed":
         return [x.reason or "no reason given"]
-    found = [
-        f"{figures.counted(y.step, 'step')}: {y.found.reason}" for y in x.points if y.found.kind == "inconclusive"
-    ]
+    open_: dict[str, list[int]] = {}
+    for y in x.points:
+        if y.found.kind == "inconclusive":
+            open_.setdefault(y.found.reason, []).append(y.step)
+    found = [f"{_at(steps)}: {reason}" for reason, steps in open_.items()]
     if x.steps is not None and x.steps.kind != "within":
         found.append(f"steps: {x.steps.reason}")
     if x.beside:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import msgspec
@@ -72,6 +73,13 @@ def test_differences_are_paired_and_have_an_interval(journal: Journal) -> None:
     low, middle, high = by_arm["near"][2000.0]
     assert low < middle < high
     assert middle == pytest.approx(0.001, abs=2e-5)
+
+
+def test_what_several_steps_lack_is_said_once(journal: Journal) -> None:
+    two = dataclasses.replace(journal, records=tuple(x for x in journal.records if x.replicate < 2))
+    (near,) = [x for x in arms(two) if x.name == "near"]
+    lacking = [x for x in convergence_table.remarks(near) if "of at least 5 seeds" in x]
+    assert lacking == ["1,000, 2,000 steps: 2 of at least 5 seeds, 3 more needed"]
 
 
 def test_the_worst_of_each_layer_over_looks_and_seeds(journal: Journal) -> None:
