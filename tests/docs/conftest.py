@@ -29,3 +29,10 @@ def program() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture(scope="session")
+def part(program) -> Callable[[str], ModuleType]:
+    """Imports a part of `docs/results.py`."""
+    program("results")
+    return lambda name: importlib.import_module(f"_results.{name}")

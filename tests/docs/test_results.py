@@ -16,31 +16,31 @@ def test_the_page_is_what_the_journals_say(program):
     assert results.page() == results.PAGE.read_text(encoding="utf-8"), TOLD
 
 
-def test_the_newest_whole_run_of_a_plan_counts(program):
-    results = program("results")
-    assert results.whole("standard") == results.SAME_CODE[1]  # not one of a single replicate after it
-    assert results.MEMORY != results.MEMORY_ROWS
+def test_the_newest_whole_run_of_a_plan_counts(part):
+    runs = part("runs")
+    assert runs.whole("standard") == runs.SAME_CODE[1]  # not one of a single replicate after it
+    assert runs.MEMORY != runs.MEMORY_ROWS
 
 
-def test_plans_that_are_not_built_in_lie_beside_their_journals(program):
+def test_plans_that_are_not_built_in_lie_beside_their_journals(part):
     """Each is the plan of a run here, with the run's cases."""
-    results = program("results")
-    headers = [read_header(x) for x in results.JOURNALS.rglob("*.jsonl.gz")]
+    runs = part("runs")
+    headers = [read_header(x) for x in runs.JOURNALS.rglob("*.jsonl.gz")]
     asked = {x.plan: {y.operator for y in x.request.cases} for x in headers if x is not None}
-    plans = sorted((results.JOURNALS / "plans").glob("*.toml"))
+    plans = sorted((runs.JOURNALS / "plans").glob("*.toml"))
     assert plans
     for path in plans:
         assert asked[path.stem] == {x["operator"] for x in tomllib.loads(path.read_text())["cases"]}, path.name
 
 
-def test_a_killed_training_is_the_one_that_ran_through(program):
-    *_, table = program("results")._resumed()
+def test_a_killed_training_is_the_one_that_ran_through(part):
+    *_, table = part("convergence").resumed()
     assert table.count("same bits | same bits") == 3
 
 
-def test_a_run_that_ended_in_its_first_replicate_says_how_far_it_came(program):
-    results = program("results")
-    told = results._where(results.journal("train-llama"))
+def test_a_run_that_ended_in_its_first_replicate_says_how_far_it_came(part):
+    runs = part("runs")
+    told = runs.origin(runs.journal("train-llama"))
     assert told.endswith("replicate 1 has 5 of 6 measurements, the others none.")
 
 
@@ -51,8 +51,8 @@ def test_the_page_of_a_cpu_is_what_its_newest_run_says(program):
     assert [results.cpu_page(x) for x in [results.CPU] if x] == there, TOLD
 
 
-def test_implementations_side_by_side_on_a_cpu(program, monkeypatch):
-    results = program("results")
+def test_implementations_side_by_side_on_a_cpu(part, monkeypatch):
+    runs, cpu = part("runs"), part("cpu")
     times = {("fp32", "ours"): 2.0, ("fp32", "torch"): 1.0, ("bf16", "torch"): 3.0}
     made = [
         Record(
@@ -63,10 +63,11 @@ def test_implementations_side_by_side_on_a_cpu(program, monkeypatch):
     for name, reason in (("onnxruntime", "verify: no kernel"), ("flashinfer", "needs a cuda device, this is cpu")):
         made.append(Record(case("bf16"), name, name, None, 0, 0, "cold", "unsupported", reason, None))
     header = Header(1, "run", "", "0.1.0", None, False, "cpu", 0, 1, "cpu", "k", {}, {})
-    monkeypatch.setattr(results, "journal", lambda run: Journal(header, tuple(made)))
-    results.rows_of.cache_clear()
-    text = "\n".join([*results._fastest("r"), *results._side_by_side("r"), *results._without_a_time("r")])
-    results.rows_of.cache_clear()
+    for module in (runs, cpu):
+        monkeypatch.setattr(module, "journal", lambda run: Journal(header, tuple(made)))
+    runs.rows_of.cache_clear()
+    text = "\n".join([*cpu._fastest("r"), *cpu._side_by_side("r"), *cpu._without_a_time("r")])
+    runs.rows_of.cache_clear()
     for line in (
         "| `ours` |  | 0 of 1 |",
         "| `torch` | 1 of 1 | 1 of 1 |",
