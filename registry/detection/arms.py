@@ -111,10 +111,15 @@ def differences(
 def _cases(journal: Journal) -> dict[str, dict[str, list[Record]]]:
     cases: dict[str, dict[str, list[Record]]] = {}
     for record in journal.records:
-        if record.case.primary == PRIMARY:
+        if _judged(record.case):
             own = cases.setdefault(record.case.name, {})
             own.setdefault(record.implementation, []).append(record)
     return cases
+
+
+def _judged(case: Case) -> bool:
+    """Whether it trains to a loss over steps: somebody's own workload may have the metric alone."""
+    return case.primary == PRIMARY and "N" in case.axes
 
 
 def _rules(journal: Journal) -> dict[str, Equivalence]:
@@ -129,7 +134,8 @@ def rates_tried(journal: Journal) -> dict[str, str | None]:
     losses: dict[tuple[object, ...], dict[float, float]] = {}
     cases: dict[str, Case] = {}
     for record in journal.records:
-        if record.case.primary != PRIMARY or record.implementation != EAGER or record.measurement is None:
+        known = _judged(record.case) and "lr" in record.case.options
+        if not known or record.implementation != EAGER or record.measurement is None:
             continue
         case = cases.setdefault(record.case.name, record.case)
         tried = losses.setdefault(_apart(case), {})

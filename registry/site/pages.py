@@ -23,7 +23,7 @@ from ..errors import InputError
 from ..escape import CONTROL, plain
 from ..escape import lines as harmless
 from ..store.journal import Journal
-from ..views import serving
+from ..views import convergence, convergence_table, serving
 from ..views.canvas import marker
 from ..views.grouping import groups
 from ..views.looks import Series, palette
@@ -250,7 +250,8 @@ class Pages:
             seen = glances([y for y in swept if y.device == x.device], "../")
             mine = [name for name, of_part in over.items() if any(y.device == x.device for y in of_part)]
             device = f"{x.device} " if len(standings) > 1 else ""
-            found.append(Block(blocks.summary(x, again, seen, mine), (section,)))
+            judged = [y for y in runs if y.name in x.runs] if operator == convergence.OPERATOR else []
+            found.append(Block(blocks.summary(x, again, seen, mine, judged), (section,)))
             for (title, pass_), cases in self._cases(x, known, drawn).items():
                 best = cases[0].rows[0].fact.number
                 group = Frame(blocks.group(title, best[3] if best else ""), "</div>\n")
@@ -317,8 +318,9 @@ class Pages:
         """The pages of a run: what it was made on, how it went, and its rows with their lines in the journal. Many
         rows stand on pages of their own, each where `Run.page` says.
         """
-        # Made of rows once more, for a facts' row has its primary metric alone: of runs with servers only.
-        shown = rows(journal) if any(x.operator == serving.OPERATOR for x in found) else ()
+        # Made of rows once more, for a facts' row has its primary metric alone: of runs with servers or arms only.
+        beside = {serving.OPERATOR, convergence.OPERATOR}
+        shown = rows(journal) if any(x.operator in beside for x in found) else ()
         looks = palette(shown)
         each = run.rows_a_page
         parts = [found[i : i + each] for i in range(0, len(found), each)] if each else []
@@ -339,6 +341,9 @@ class Pages:
             worth_headings=HEADINGS,
             worth_cells=cells,
             worth_missing=missing,
+            convergences=convergence.convergences(journal, looks) if shown else (),
+            convergence_headings=convergence_table.HEADINGS,
+            convergence_about=convergence_table.ABOUT,
             serving=serving.pictures(shown, serving.spreads(journal), looks),
             looks=looks,
         )

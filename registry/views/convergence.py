@@ -15,6 +15,9 @@ from . import lines
 from .convergence_table import remarks, rows_of
 from .looks import Series, apart
 
+OPERATOR = "converge"
+"""The workload whose arms are judged."""
+
 
 @dataclass(frozen=True)
 class Convergence:

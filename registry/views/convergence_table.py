@@ -10,6 +10,14 @@ from ..detection.convergence import SHARE
 from ..store.journal import Journal
 from .table import Block, Column, Page, Table, Text, line
 
+ABOUT = (
+    "Arms of a case have the same initial weights, order of data and schedule; a replicate is a seed. Loss is "
+    "bits a byte of the validation text. Equivalent at a step: the 95 % interval of the paired relative "
+    "difference lies within the margin, over five seeds at least. Steps ×: how many times as many steps the "
+    "arm takes to the loss that the base reaches at 95 % of its steps, at most 1.05. Speed ×: the ratio of "
+    "tokens/s over that of steps. An arm's verdict, in its last row, is the worst of all these."
+)
+"""What a reader of the table must know."""
 HEADINGS = ("arm", "step", "base bits", "arm bits", "difference", "95 %", "steps ×", "speed ×", "verdict")
 _STYLES = {"equivalent": "green", "better": "green", "worse": "red", "failed": "red"}
 

@@ -31,12 +31,11 @@ from ..errors import InputError
 from ..store.journal import Journal
 from ..store.metric import OPERATOR_METRICS, Metric, Ratio
 from ..store.record import PROVIDER, YARDSTICK
-from . import charts, lines, over_gpus, serving, strips, summary
+from . import charts, convergence_table, lines, over_gpus, serving, strips, summary
 from .answer import Answer, answer
 from .canvas import Axis, marker
 from .comparison_table import RunComparison, compare
 from .convergence import Convergence, convergences, layer_cells
-from .convergence_table import HEADINGS as CONVERGENCE
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, cases, columns, goodness, groups
 from .looks import Series, apart, palette
@@ -275,7 +274,8 @@ def render(
         category=category,
         worth_cells=cells,
         worth_missing=missing,
-        convergence_headings=CONVERGENCE,
+        convergence_headings=convergence_table.HEADINGS,
+        convergence_about=convergence_table.ABOUT,
         layer_cells=layer_cells,
         excludes_one=excludes_one,
         wide=figures.wide,

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pytest
+from kernelmark.registry.analysis.repeated import NOT_YET
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.site import data, exports, ledger
 from kernelmark.registry.site.build import Built, Settings, _Site, build
@@ -31,9 +32,10 @@ from kernelmark.registry.site.pages import _environment as pages_of
 from kernelmark.registry.site.scaling import scaling
 from kernelmark.registry.site.servers import served
 from kernelmark.registry.site.sizes import glances, swept
+from kernelmark.registry.site.standing import standings
 from kernelmark.registry.store.journal import Journal, encode
-from kernelmark.registry.store.metric import EACH, LATENCY
-from kernelmark.registry.store.record import Exchange, Request
+from kernelmark.registry.store.metric import EACH, LATENCY, Equivalence, Metric
+from kernelmark.registry.store.record import Exchange, Measurement, Record, Request
 from kernelmark.registry.views.serving import spreads
 
 from .conftest import BREAK, EXPECTED, HOSTILE, STEP, MakeRun
@@ -669,6 +671,38 @@ def test_a_column_that_was_empty_takes_its_first_text_on_a_later_day(
     rows = parquet.ParquetFile(tmp_path / "out" / "rows.parquet").read().to_pylist()
     assert {x["reason"] for x in rows} == {None, "liger is not installed"}
     assert {x["best_baseline"] for x in rows} == {None, "torch"}
+
+
+def test_a_runs_page_says_whether_another_way_of_training_is_as_good(literal: Any) -> None:
+    rule = Equivalence(0.0025)
+    bits = Metric("bits_per_byte", "bit", summary="last", judged=rule)
+    curve = Metric("bits_by_step", "bit", shown="never", abscissa="validated_step")
+    step = Metric("validated_step", "1", better="neither", shown="never")
+    how = {"axes": {"N": 2}, "options": {"lr": 1e-3}, "primary": "bits_per_byte"}
+    case = literal.case(operator="converge", name="N2", pass_="program", **how)
+    records = []
+    for seed in range(5):
+        for name, off in (("torch", 1.0), ("near", 1.001), ("<b>far", 1.03)):
+            seen = tuple(x * off * (1 + 1e-4 * (seed * len(name) % 5)) for x in (8.0, 2.0, 1.5))
+            beside = {"bits_per_byte": seen[-1:], "bits_by_step": seen, "validated_step": (0.0, 1.0, 2.0)}
+            made = Measurement(beside, "own clock")
+            records.append(Record(case, name, "torch", None, seed, 0, "cold", "ok", None, made))
+    journal = Journal(literal.header(metrics=(bits, curve, step), replicates=5), tuple(records))
+    pages, found = Pages("Kernels", "today", None), facts(journal)
+    run = run_of(journal, found)
+    (text,) = pages.run(journal, run, found)
+    page = Page(text)
+    assert not page.faults
+    section = text[text.index('id="convergence"') :]
+    section = section[: section.index("</section>")]
+    assert [x in section for x in ("+0.10%", "+3.00%", "&lt;b&gt;far", "<b>far")] == [True, True, True, False]
+    assert section.count('class="left good"') == section.count('class="left bad"') == 1
+    assert section.count("<path") > 3  # curves in their bands
+    here = standings("converge", [(run, x) for x in found])
+    (own,) = Pages("Kernels", "today", None, {run.name: NOT_YET}).operator("converge", here, (), [run], (), {})
+    assert f'run/{run.file}.html#convergence">' in own
+    (without,) = pages.run(literal.journal(literal.record("torch", 1.0)), run, found[:0])
+    assert 'id="convergence"' not in without
 
 
 def test_a_runs_page_says_what_kernels_are_worth(literal: Any) -> None:

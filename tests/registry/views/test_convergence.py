@@ -8,7 +8,7 @@ import re
 import msgspec
 import pytest
 from kernelmark.registry.analysis.health import layers
-from kernelmark.registry.detection.arms import arms, differences
+from kernelmark.registry.detection.arms import arms, differences, rates_tried
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.metric import Equivalence, Metric
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
@@ -16,6 +16,7 @@ from kernelmark.registry.views import convergence_table, lines
 from kernelmark.registry.views.convergence import layer_cells
 from kernelmark.registry.views.looks import Series
 from kernelmark.registry.views.report import render
+from msgspec.structs import replace
 
 RULE = Equivalence(0.0025)
 METRICS = (
@@ -73,6 +74,16 @@ def test_differences_are_paired_and_have_an_interval(journal: Journal) -> None:
     low, middle, high = by_arm["near"][2000.0]
     assert low < middle < high
     assert middle == pytest.approx(0.001, abs=2e-5)
+
+
+def test_somebodys_own_workload_may_have_the_metric_alone(journal: Journal) -> None:
+    """It has no steps, so that nothing is an arm there, or no learning rate, so that none was tried."""
+    trained = journal.records[0].case
+    for case in (replace(trained, axes={"M": 2}), replace(trained, options={})):
+        own = dataclasses.replace(journal, records=tuple(replace(x, case=case) for x in journal.records))
+        assert bool(arms(own)) == bool(differences(own)) == ("N" in case.axes)
+        assert rates_tried(own) == {}
+        assert "near" in render([own])
 
 
 def test_what_several_steps_lack_is_said_once(journal: Journal) -> None:
