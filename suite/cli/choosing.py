@@ -89,7 +89,7 @@ _SHARED = {
     "shard": click.option(
         "--shard",
         metavar="I/N",
-        help="Only the I-th of N parts of the plan, cut by case; needs --run and --seed.",
+        help="Only the I-th of N parts of the plan, cut by case, long trainings by seed; needs --run and --seed.",
     ),
     "name": click.option("--run", "name", help="The run's name: one for all shards, on whichever machine."),
     "control": click.option(

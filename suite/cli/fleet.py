@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..fleet.collect import Refused, State
     from ..fleet.order import Order
 
-SHARDS_HELP = "Parts of the plan; default: 16, or its cases."
+SHARDS_HELP = "Parts of the plan; default: 16, or its cases, of trainings their seeds."
 OWN = frozenset(
     f"--{x}"
     for x in (
@@ -39,8 +39,9 @@ RUN = names.run_argument("run", default="latest", metavar="[RUN]")
 def command_fleet() -> None:
     """One run over many machines, by an engine that is there: Ray, Slurm, Kubernetes.
 
-    The plan is cut by case into shards. Each is `kernelmark run --shard` on one host, in a pinned image if one is
-    named and else from the checkout; its journal comes back, and what is missing is asked for again.
+    The plan is cut by case into shards, a long training by seed. Each is `kernelmark run --shard` on one host,
+    in a pinned image if one is named and else from the checkout; its journal comes back, and what is missing is
+    asked for again.
     """
 
 
