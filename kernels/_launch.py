@@ -60,13 +60,16 @@ def likeness(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, bool]:
     """What arguments that are alike have in common, and whether autograd wants to know of what is made of them.
 
     Tensors are alike by dtype, shape, strides, device and place within 16 bytes, other arguments by value. None
-    where there are tensors of a subclass, which may have no memory of their own.
+    where there are tensors of a subclass, which may have no memory of their own, or whose memory is the negative
+    of what they are, as a conjugate's `imag` is: autograd gives that as a gradient.
     """
     found: list[Any] = []
     differentiate = False
     for x in arguments:
         kind = type(x)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if x.is_neg():
+                return None, False
             found += (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15)
             if x.requires_grad:
                 differentiate = True

@@ -676,7 +676,10 @@ def scaled(gradient: torch.Tensor, dloss: torch.Tensor, dtype: torch.dtype) -> t
     """
     out: torch.Tensor
     plain = (
-        type(gradient) is torch.Tensor and not torch.compiler.is_compiling() and not is_in_torch_dispatch_mode()
+        type(gradient) is torch.Tensor
+        and not dloss.is_neg()  # whose memory has the other sign, which the operator below sees to
+        and not torch.compiler.is_compiling()
+        and not is_in_torch_dispatch_mode()
     )
     # No public function tells whether the graph is kept; AOTAutograd asks the same one.
     if plain and gradient.dtype == dtype and not torch._C._autograd._get_current_graph_task_keep_graph():

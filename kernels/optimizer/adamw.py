@@ -402,6 +402,13 @@ _dtype = py.attrgetter("dtype")
 _device = py.attrgetter("device")
 
 
+def _plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether what lies in memory is the tensors' numbers, one after the other. A gradient's memory may be the
+    negative of what it is, where autograd came by a conjugate.
+    """
+    return all(map(torch.Tensor.is_contiguous, tensors)) and not any(map(torch.Tensor.is_neg, tensors))
+
+
 def _fits(lists: tuple[Tensors, ...], table: _Table, moved: bool) -> bool:
     """Whether tensors at a table's addresses are what it was made for: memory may have gone to others since.
 
@@ -423,7 +430,7 @@ def _fits(lists: tuple[Tensors, ...], table: _Table, moved: bool) -> bool:
                 if index >= 0
                 else set(map(_device, tensors)) == {table.words.device}
             )
-            and all(map(torch.Tensor.is_contiguous, tensors))
+            and _plain(tensors)
         ):
             return False
         table.seen[place] = [] if new else list(map(weakref.ref, tensors))
@@ -431,7 +438,7 @@ def _fits(lists: tuple[Tensors, ...], table: _Table, moved: bool) -> bool:
 
 
 def _table(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _Table | None:
-    """The table of these tensors, from the last time if nothing has moved; None if some are not contiguous."""
+    """The table of these tensors, from the last time if nothing has moved; None if some are not plain."""
     params, grads, *states = lists
     still = [*params, *chain.from_iterable(states)]
     device = params[0].device
@@ -451,7 +458,7 @@ def _table(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _
     if found is not None and not _fits(lists, found, addresses != found.addresses):
         found = None
     if found is None:
-        if not all(map(torch.Tensor.is_contiguous, [*still, *grads])):
+        if not _plain([*still, *grads]):
             return None
         if capturing:
             raise RuntimeError("params or moments have new addresses: take one step before capturing")
@@ -541,7 +548,7 @@ def _launch_any(lists: tuple[Tensors, ...], numbers: tuple[Any, ...]) -> None:
     _check(*lists)
     if not params:
         return
-    dense = tuple([x.contiguous() for x in tensors] for tensors in lists)
+    dense = tuple([x.contiguous().resolve_neg() for x in tensors] for tensors in lists)
     _launch_any(dense, numbers)
     for place in (0, 2, 3, 4):
         for old, new in zip(lists[place], dense[place], strict=True):
@@ -566,7 +573,7 @@ def launch_pieces(
     warps: int = 0,
 ) -> bool:
     """The launch in pieces of `rounds` · `block` elements, 0 for the usual; False, and nothing done, where a
-    tensor is not contiguous. With `norm`, of clipped gradients, whose norm it then is.
+    tensor is not plain. With `norm`, of clipped gradients, whose norm it then is.
     """
     table = _table(lists, block, rounds, warps)
     if table is None:

@@ -79,9 +79,10 @@ def _narrow(x: Any, B: Any, C: Any, dt: Any, adt: Any, trap: Any, angles: Any, *
         wide = torch.nn.functional.pad(t, (0, -P % width)) if P % width else t
         return wide.reshape(batch, S, H * pieces, width)
 
-    dt, adt, trap = (t.repeat_interleave(pieces, 2) for t in (dt, adt, trap))
-    biases = [t.repeat_interleave(pieces, 0) for t in biases]
-    D = None if D is None else D.repeat_interleave(pieces, 0)
+    # In fp32: a head's gradient is the sum of its pieces', which is rounded to 16 bits once, and not each of them.
+    dt, adt, trap = (t.float().repeat_interleave(pieces, 2) for t in (dt, adt, trap))
+    biases = [t.float().repeat_interleave(pieces, 0) for t in biases]
+    D = None if D is None else D.float().repeat_interleave(pieces, 0)
     z = None if z is None else cut(z)
     y: torch.Tensor = _mamba3(cut(x), B, C, dt, adt, trap, angles, *biases, D, z)
     return y.view(batch, S, H, pieces * width)[..., :P]

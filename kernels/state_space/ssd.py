@@ -117,7 +117,8 @@ def _narrow(x: torch.Tensor, dt: Any, A: Any, B: Any, C: Any, D: Any, bias: Any,
         initial = None if initial is None else torch.nn.functional.pad(initial, (0, 0, 0, padding))
     if initial is not None:
         initial = initial.reshape(batch, H * parts, width, initial.shape[-1])
-    dt, A, D, bias = (None if t is None else t.repeat_interleave(parts, -1) for t in (dt, A, D, bias))
+    # In fp32: a head's gradient is the sum of its parts', which is rounded to 16 bits once, and not each of them.
+    dt, A, D, bias = (None if t is None else t.float().repeat_interleave(parts, -1) for t in (dt, A, D, bias))
     y, final = _ssd(x.reshape(batch, S, H * parts, width), dt, A, B, C, D, bias, initial, *rest)
     y, final = y.view(batch, S, H, parts * width), final.view(batch, H, parts * width, final.shape[-1])
     return (y[..., :P], final[:, :, :P]) if padding else (y, final)

@@ -234,6 +234,22 @@ def test_strides_and_alignment():
         agrees(lists, want)
 
 
+@pytest.mark.parametrize("places", [1, 3])
+def test_memory_may_have_the_negative_of_a_gradient(places):
+    """As that has which autograd leaves of a number where it came by a conjugate; also where others lay before."""
+    number = torch.ones((), requires_grad=True)
+    (torch.complex(torch.zeros(()), number).conj() * 2j).real.backward()
+    assert number.grad.is_neg()
+    for gradient in (number.grad.clone(), number.grad):
+        lists = state(shapes=[(), (3,), (70,)][:places])
+        lists[1][0] = gradient
+        for _ in range(2):
+            want = expected(lists)
+            adamw(*lists, step=10, **NUMBERS)
+            agrees(lists, want)
+    assert adamw_clipped(*lists, max_norm=100, step=10, **NUMBERS) >= 2
+
+
 def test_autograd_knows_that_parameters_changed():
     p = torch.nn.Parameter(torch.randn(4))
     square = (p * p).sum()

@@ -163,6 +163,43 @@ def test_memory_may_have_the_negative_of_a_tensors_numbers():
     assert torch.equal(selective_scan(own, u.abs(), A, B, pairs.real), wanted)
 
 
+def test_memory_may_have_the_negative_of_numbers_that_lie_as_others():
+    """Whose launch was prepared already, and would read them with the other sign."""
+    numbers = torch.randn(5, dtype=torch.complex64)
+    opposite, wanted = numbers.conj().imag[:, None], -numbers.imag[:, None].contiguous()
+    assert opposite.is_neg()
+    x, weight = torch.randn(5, 1), torch.randn(1)
+    for call in (
+        lambda y: rms_norm(y, weight),
+        lambda y: rms_norm(x, y[0]),
+        lambda y: gelu(y[0]),
+        lambda y: matmul(x, y.t()),
+    ):
+        assert torch.equal(call(wanted), call(opposite))
+    for followed in (wanted, opposite):
+        followed.requires_grad_()
+    found, expected = (torch.autograd.grad(gelu(y[0]).sum(), y)[0] for y in (opposite, wanted))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, target: cross_entropy(x, target),
+        lambda x, target: cross_entropy(x, target, gradient="forward"),
+        lambda x, target: fused_linear_cross_entropy(x, torch.eye(8), target),
+    ],
+    ids=["backward", "forward", "fused"],
+)
+def test_the_gradient_of_a_loss_that_a_conjugate_follows(loss):
+    """What autograd gives as the gradient of the loss is memory's negative."""
+    x, target = torch.randn(3, 8, requires_grad=True), torch.tensor([1, 2, 3])
+    (plain,) = torch.autograd.grad(2.0 * loss(x, target), x)
+    wave = torch.complex(torch.zeros(()), loss(x, target)).conj() * 2j  # its real part is 2 · loss
+    (found,) = torch.autograd.grad(wave.real, x)
+    assert torch.equal(found, plain)
+
+
 def test_a_number_is_no_tensor():
     """It would stay what it was at the first call."""
     x, weight = torch.randn(3, 8), torch.ones(8)

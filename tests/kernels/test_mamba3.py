@@ -168,3 +168,16 @@ def test_wrong_arguments(error, message, change):
 def test_registration():
     given = drawn(SMALL | {"B": 1, "S": 16, "H": 2})
     torch.library.opcheck(torch.ops.kernelmark.mamba3.default, tuple(x.requires_grad_() for x in given.values()))
+
+
+def test_the_gradient_of_a_wide_head_is_rounded_once():
+    """Not that of each head it is computed as: bf16 has no 257, whose sum with -256 it has."""
+    x, one, given = torch.ones(1, 1, 1, 128), torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 128)
+    given[..., 0], given[..., 64] = 257, -256
+    dt, bias, D = (
+        torch.ones(shape, dtype=torch.bfloat16, requires_grad=True) for shape in ((1, 1, 1), (1, 1), (1,))
+    )
+    nothing = torch.zeros(1, 1, 1)
+    # λ = ½, of twice the step: y = x (k · q) + D x.
+    y = mamba3(x, one * 0, one, dt * 2, nothing, nothing, torch.zeros(1, 1, 0), bias, torch.zeros(1, 1), D)
+    assert [x.item() for x in torch.autograd.grad(y, (dt, bias, D), given)] == [1, 1, 1]

@@ -144,6 +144,15 @@ def test_wide_heads():
     compare(drawn(SMALL | {"P": 65, "B": 1, "S": 20}))
 
 
+def test_the_gradient_of_a_wide_head_is_rounded_once():
+    """Not that of each head it is computed as: bf16 has no 257, whose sum with -256 it has."""
+    x, one, given = torch.ones(1, 1, 1, 128), torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 128)
+    given[..., 0], given[..., 64] = 257, -256
+    dt, D = (torch.ones(shape, dtype=torch.bfloat16, requires_grad=True) for shape in ((1, 1, 1), (1,)))
+    y = ssd(x, dt, -torch.ones(1), one, one, D)
+    assert [x.item() for x in torch.autograd.grad(y, (dt, D), given)] == [1, 1]
+
+
 def test_what_is_computed_as_several_heads():
     """A tile that is too large: heads of 128, and of more than 64 with large states or in fp32."""
     for dtype in (torch.bfloat16, torch.float16):
