@@ -17,7 +17,7 @@ from ..figures import percent
 from ..store.journal import Journal
 from ..store.record import Key, Scalar
 from .rows import Row, rows
-from .statistics import CONFIDENCE, welch
+from .statistics import CONFIDENCE, NO_RATIO, welch
 
 Agreement: TypeAlias = Literal["agree", "disagree", "undecided"]
 
@@ -64,8 +64,10 @@ def _judged(there: Row | None, here: Row, level: float) -> Repeated:
     if here.status != "ok":
         return Repeated(here.identity, "disagree", f"{here.status} here: {here.reason}")
     mine, theirs = here.get(), there.get()
-    if mine is None or theirs is None or min(mine.value, theirs.value) <= 0:
+    if mine is None or theirs is None:
         return Repeated(here.identity, "undecided", f"{there.status} there")
+    if min(mine.value, theirs.value) <= 0:
+        return Repeated(here.identity, "undecided", NO_RATIO, theirs.value, mine.value, mine.unit)
     ratio = mine.value / theirs.value
     errors = [(x.cv_between, x.processes) for x in (theirs, mine)]
     if any(cv is None for cv, _ in errors):

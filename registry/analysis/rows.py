@@ -363,7 +363,7 @@ def _measure_one(having: Sequence[_Samples], metric: Metric) -> None:
     for group, found in having:
         group.values[name] = {replicate: next(values) for replicate in found}
     processes = [[*group.values[name].values()] for group, _ in having]
-    bounds = intervals(processes, [next(iter(found.values())) for _, found in having])
+    bounds = intervals(processes, [next(iter(found.values())) for _, found in having], metric.summary)
     spreads = coefficients_of_variation(processes)
     for places, matrix in matrices([[*found.values()] for _, found in having]):
         means, sds = means_and_sds(matrix)
@@ -411,7 +411,7 @@ def derived(case: Case, time: Value) -> dict[str, Value]:
             processes=time.processes,
             samples=time.samples,
             low=amount / (time.high / 1e3) / scale if time.high else None,
-            high=amount / (time.low / 1e3) / scale if time.low else None,
+            high=amount / (time.low / 1e3) / scale if time.low and time.low > 0 else None,
         )
         for metric, amount, scale in (
             (BANDWIDTH, case.bytes, 1e9),

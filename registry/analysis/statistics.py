@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from ..store.metric import Summary, summarized
 
 CONFIDENCE = 0.95
+NO_RATIO = "a value is 0 or below, and of such there is no ratio"
+"""Of an accuracy, say, that a process found to be 0."""
 _NUMBERS = 1 << 17
 """Of a matrix: a MiB, which a processor's cache holds."""
 
@@ -228,22 +230,33 @@ def coefficients_of_variation(found: Sequence[Sequence[float]]) -> list[float | 
     return out
 
 
+def mean_interval(samples: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % t interval of the mean, or None for fewer than 2 samples."""
+    (mean,), sds = means_and_sds(np.asarray(samples, dtype=np.float64)[None, :])
+    if sds is None:
+        return None
+    half = t_quantile(len(samples) - 1) * float(sds[0]) / math.sqrt(len(samples))
+    return float(mean) - half, float(mean) + half
+
+
 def intervals(
-    values: Sequence[Sequence[float]], samples: Sequence[Sequence[float]]
+    values: Sequence[Sequence[float]], samples: Sequence[Sequence[float]], summary: Summary = "median"
 ) -> list[tuple[float | None, float | None]]:
     """The 95 % interval of a metric's value over processes, of each list of processes' values.
 
     The unit is the process: t over the logarithms of the processes' values, stretched to hold the value itself. A
-    single process has only its own `samples` to go by, and gets the interval of their median. None where there are
-    too few of them, or where a value is not positive and has no logarithm.
+    single process has only its own `samples` to go by: the interval of their median or of their mean, as its value
+    is the one or the other. Of the last or the least of them the others do not say how it varies, and there is
+    none. None too where there are too few, or where a value is not positive and has no logarithm.
     """
+    of_one = {"median": median_interval, "mean": mean_interval}.get(summary)
     out: list[tuple[float | None, float | None]] = [(None, None)] * len(values)
     several = []
     for place, x in enumerate(values):
         if min(x) <= 0:
             continue
         if len(x) == 1:
-            out[place] = median_interval(samples[place]) or (None, None)
+            out[place] = (of_one(samples[place]) if of_one else None) or (None, None)
         else:
             several.append(place)
     found = [values[x] for x in several]

@@ -45,8 +45,8 @@ class Worth(msgspec.Struct, frozen=True):
 
     @property
     def agreement(self) -> Agreement:
-        """Whether the expectation lies within the interval of what was measured."""
-        if self.expected is None or self.low is None or self.high is None:
+        """Whether the expectation lies within the interval of what was measured; that of one process holds all."""
+        if self.expected is None or self.low is None or self.high is None or self.processes < 2:
             return "unknown"
         if self.low <= self.expected <= self.high:
             return "as expected"

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from ..figures import DASH
 from ..store.journal import Journal
 from ..store.metric import Equivalence, Summary, summarized
 from ..store.record import EAGER, Case, Measurement, Record, Status
@@ -36,9 +37,18 @@ class Point(msgspec.Struct, frozen=True):
     found: Equivalent
 
     @property
-    def difference(self) -> float:
-        """Mean over the seeds of the arm's relative difference to the base: what the interval is of."""
-        return self.arm / self.base - 1 if self.found.change is None else self.found.change
+    def difference(self) -> float | None:
+        """Mean over the seeds of the arm's relative difference to the base: what the interval is of. None where
+        the base is 0, of which nothing is a fraction.
+        """
+        if self.found.change is not None:
+            return self.found.change
+        return self.arm / self.base - 1 if self.base else None
+
+    @property
+    def told(self) -> str:
+        """The difference in words."""
+        return DASH if self.difference is None else f"{self.difference:+.2%}"
 
 
 class Beside(msgspec.Struct, frozen=True):

@@ -58,11 +58,12 @@ def at_step(base: BySeed, arm: BySeed, rule: Equivalence) -> Equivalent:
     """Equivalence at one step over the seeds that both have; fewer than five are inconclusive."""
     both = sorted(base.keys() & arm.keys())
     found = equivalent([base[x] for x in both], [arm[x] for x in both], rule)
-    if len(both) >= SEEDS:
+    if found.pairs >= SEEDS:  # a seed without a usable value says as little as one that is not there
         return found
-    more = max(SEEDS - len(both), found.needed or 0)
+    more = max(SEEDS - found.pairs, found.needed or 0)
     told = f"; so far {found.reason.partition('], ')[0]}]" if found.change is not None else ""
-    reason = f"{len(both)} of at least {SEEDS} seeds, {more} more needed{told}"
+    lost = f"; {len(both) - found.pairs} without a usable value" if len(both) > found.pairs else ""
+    reason = f"{found.pairs} of at least {SEEDS} seeds, {more} more needed{lost}{told}"
     return msgspec.structs.replace(found, kind="inconclusive", reason=reason, needed=more)
 
 

@@ -237,10 +237,6 @@ def stored(comparisons: Sequence[Comparison], options: Options = DEFAULTS) -> Pr
     for i, row in enumerate(rows):
         if (reason := reasons[i]) is not None:
             verdict = excluded(row, reason, options, "stored")
-        elif not _by_ratio(row):
-            verdict = excluded(
-                row, ("inconclusive", "equivalence is judged on pairs: by an A/B"), options, "stored"
-            )
         else:
             why = significant(seen, i, bool(rejected[i]), options) or equivalence(seen, i, options)
             why = why if shift is None else ("not comparable", shift)

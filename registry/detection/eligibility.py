@@ -94,6 +94,8 @@ def _too_little(comparison: Comparison, mode: Mode, options: Options) -> tuple[K
         if good < MINIMUM_PAIRS:
             return "inconclusive", f"{_of(good, made, 'pairs')} usable, at least {MINIMUM_PAIRS} needed"
         return None
+    if by_difference(comparison):
+        return "inconclusive", "equivalence is judged on pairs: by an A/B"
     medians = comparison.current.medians
     made, good = len(medians), sum(value_of(comparison, x) for x in medians)
     if good < options.minimum_processes:

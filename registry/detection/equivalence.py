@@ -44,6 +44,7 @@ def equivalent(
 ) -> Equivalent:
     """Judges pairs of processes; a pair without both values is left out."""
     both = [(b, c) for b, c in zip(base, current, strict=False) if math.isfinite(b) and math.isfinite(c)]
+    known = len(both)
     if rule.relative:
         both = [(b, c) for b, c in both if b != 0]
     pairs = np.array(both, dtype=np.float64).reshape(-1, 2)
@@ -53,6 +54,9 @@ def equivalent(
     count = len(differences)
     if count < MINIMUM_PAIRS:
         reason = f"{count} usable pairs, at least {MINIMUM_PAIRS} needed"
+        if known > count:  # more of them would be no better
+            reason += f"; {known - count} with a base of 0, of which nothing is a fraction"
+            return Equivalent("inconclusive", reason, pairs=count)
         return Equivalent("inconclusive", reason, pairs=count, needed=MINIMUM_PAIRS - count)
     with np.errstate(over="ignore", invalid="ignore"):
         change, sd = float(differences.mean()), float(differences.std(ddof=1))

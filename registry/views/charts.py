@@ -100,7 +100,8 @@ def _values(group: Group) -> list[float]:
     the frame.
     """
     found = [x for case in group.cases for x in case.ok]
-    points = [y for x in found for y in (x.value(), x.limit) if y]
+    # A metric of somebody else's may be 0 or below, which has no place here: a drawing must not cost its report.
+    points = [y for x in found for y in (x.value(), x.limit) if y and y > 0]
     bounds = [y for x in found for y in x.bounds() if y and x.value()]
     return [*points, *(y for y in bounds if min(points) / 2 <= y <= max(points) * 2)] if points else []
 
@@ -129,7 +130,7 @@ def primary(group: Group, looks: Mapping[str, Series]) -> str | None:
     lanes.frame(canvas, axis)
     lanes.absent(canvas)
     for index, case in enumerate(group.cases):
-        if case.limit:
+        if case.limit and case.limit > 0:
             x, top = axis.place(case.limit), lanes.top(index)
             canvas.line([x, x], [top + 2, top + lanes.line - 2], "--ink", 1.2, dash=DASHES[2])
         ours = case.ours

@@ -16,7 +16,7 @@ import msgspec
 
 from ..analysis.rows import Row, rows
 from ..analysis.selection import EVERYTHING, Selection
-from ..analysis.statistics import Logs, exponential, geometric_mean, logarithms, summaries, welch
+from ..analysis.statistics import NO_RATIO, Logs, exponential, geometric_mean, logarithms, summaries, welch
 from ..detection.comparison import Comparison
 from ..detection.comparison import Side as Processes
 from ..detection.metrics import flags
@@ -274,6 +274,8 @@ def _compare(
     if a.key != b.key and (reason := _incomparable(identity, first, second, differences, across)):
         return msgspec.structs.replace(bare, outcome="not comparable", reason=reason, notes=notes)
     ratio, low, high = ratio_interval(first.logs[identity], second.logs[identity])
+    if ratio is None:
+        return msgspec.structs.replace(bare, outcome="not comparable", reason=NO_RATIO, notes=notes)
     worse = _beside(identity, first, second)
     return msgspec.structs.replace(
         bare,

@@ -61,7 +61,7 @@ def rows_of(x: Arm) -> list[tuple[str, ...]]:
                 f"{point.step:,}",
                 f"{point.base:.4f}",
                 f"{point.arm:.4f}",
-                f"{point.difference:+.2%}",
+                point.told,
                 interval,
                 f"{x.steps.ratio:.3f}" if last and x.steps and x.steps.ratio is not None else "",
                 f"{x.matched.speedup:.3f}" if last and x.matched else "",

@@ -248,7 +248,7 @@ def _stable(arm: Arm, point: Point) -> tuple[str, ...]:
         markdown(arm.case),
         f"{point.base:.4f}",
         f"{point.arm:.4f}",
-        f"{point.difference:+.2%}",
+        point.told,
         interval,
         e.kind if arm.named else f"{e.kind}; {figures.percent(arm.share)} in 8 bits, no name for it",
     )
@@ -336,7 +336,7 @@ def _compression(arm: Arm, row: Row) -> tuple[str, ...]:
         figures.ratio(row.value("compression_ratio")),
         figures.percent(row.value("compression_accuracy"), 1),
         "1.0×, 94 %",
-        f"{last.difference:+.2%} after {last.step:,} steps" if last else figures.DASH,
+        f"{last.told} after {last.step:,} steps" if last else figures.DASH,
         arm.overall,
     )
 

@@ -517,7 +517,10 @@ class Run:
         cell = left.pop(result.index)
         self._spend(result.spent_s)
         status, reason, measurement = result.status, result.reason, result.measurement
-        if measurement is not None and (less := _below_zero(measurement)):
+        if measurement is not None and (primary := cell.case.primary) not in measurement.samples:
+            # No record can be made of it. Whatever a workload left out costs its row, and not the run.
+            status, reason, measurement = "error", f"no samples of {primary!r}, which the case is judged by", None
+        elif measurement is not None and (less := _below_zero(measurement)):
             status, reason, measurement = "error", less, None
         elif measurement is not None and (impossible := self._impossible(cell, measurement)):
             status, reason, measurement = "incorrect", impossible, None

@@ -411,11 +411,11 @@ class Run:
         self._well(seen)
         self.to_check += [("a request before the load", x, y) for x, y in zip(asked[:1], seen[:1], strict=True)]
 
-    def _well(self, seen: Sequence[Seen]) -> None:
+    def _well(self, seen: Sequence[Seen], of: str = "") -> None:
         """Raises where not one request ended well."""
         if all(x.outcome != "ok" for x in seen):
             said = ", ".join(f"{n} × {what}" for what, n in latencies.outcomes(seen).items())
-            raise children.ServerFailed(f"no request ended well: {said}")
+            raise children.ServerFailed(f"no request{of} ended well: {said or 'there was none'}")
 
     def loaded(self, wanted: load.Load, number: int = 0) -> Loaded:
         """One load from begin to end."""
@@ -426,7 +426,9 @@ class Run:
         users = {x.number: x.user for x in asked} if wanted.users else None
         window = latencies.window(seen, users)
         if window is None:
-            raise children.ServerFailed("the load had no steady window: a user has no answer at all")
+            raise children.ServerFailed(
+                "the load had no steady window: a user had no answer before another had its last"
+            )
         over = not wanted.users and latencies.saturated(latencies.waiting(seen), window)
         return Loaded(wanted, asked, seen, window, begin, late, over)
 
@@ -439,6 +441,7 @@ class Run:
                 f"saturated: at {self.load.rate:g} requests/s the backlog grew to the end of the load; "
                 f"{served:.3g} requests/s were answered"
             )
+        self._well(found.counted, " of the steady window")
         self.found = found
 
     def search(self) -> None:

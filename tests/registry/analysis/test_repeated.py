@@ -55,6 +55,12 @@ def test_a_row_agrees_within_joint_uncertainty(here: tuple[float, ...] | str, ag
     assert found.agreement == agreement
 
 
+def test_a_value_of_0_says_why_it_is_undecided() -> None:
+    (found,) = both({"M1": THERE}, {"M1": (0.0, 0.0, 0.0)})
+    assert (found.agreement, found.there, found.here) == ("undecided", 1.0, 0.0)
+    assert found.reason == "a value is 0 or below, and of such there is no ratio"
+
+
 def test_of_many_rows_each_may_lie_further_apart() -> None:
     """Else one in twenty rows of a true run would disagree."""
     one = both({"M0": THERE}, {"M0": (1.06, 1.07, 1.05)})[0]

@@ -26,7 +26,7 @@ from kernelmark.registry.analysis.rows import (
     spent,
     summarize,
 )
-from kernelmark.registry.store.metric import Metric
+from kernelmark.registry.store.metric import Metric, Summary, summarized
 from kernelmark.registry.store.record import Case, Ceiling, Key, Telemetry
 from kernelmark.registry.views import summary
 
@@ -226,6 +226,33 @@ def test_interval_holds_the_latency_even_where_the_geometric_mean_is_far_from_th
     assert low is not None
     assert high is not None
     assert low <= 1.0 <= high
+
+
+def test_the_interval_of_a_single_process_is_of_what_its_value_is() -> None:
+    """Of a median by ranks, of a mean by Student's t; the median's says nothing of the last, least or largest."""
+    samples = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 9.0]
+
+    def interval(summary: Summary) -> tuple[float | None, float | None]:
+        value = summarized(samples, summary)
+        ((low, high),) = statistics.intervals([[value]], [samples], summary)
+        assert low is None or high is None or low <= value <= high
+        return low, high
+
+    half = 2.3646242515927844 * math.sqrt(8) / math.sqrt(8)  # 7 degrees of freedom; mean 2, variance 8
+    assert interval("median") == (1.0, 9.0)
+    assert interval("mean") == pytest.approx((2 - half, 2 + half))
+    others: tuple[Summary, ...] = ("last", "minimum", "maximum", "p99")
+    assert [interval(x) for x in others] == [(None, None)] * 4
+    assert statistics.intervals([[1.0]], [[1.0]], "mean") == [(None, None)]
+
+
+def test_a_bound_of_a_time_that_is_none_bounds_no_rate(literal: Any) -> None:
+    """Of a tiny call what is taken off for flushes may leave some samples below 0."""
+    case = literal.case(bytes=10**6)
+    (row,) = rows(literal.journal(literal.record(samples=[-0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6], case=case)))
+    assert row.bounds() == (-0.1, 0.6)
+    assert row.metrics["bandwidth"].low == pytest.approx(1e6 / 0.6e-3 / 1e9)
+    assert row.metrics["bandwidth"].high is None
 
 
 def test_a_single_replicate_has_the_interval_of_its_samples_median(literal: Any) -> None:

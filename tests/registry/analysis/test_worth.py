@@ -157,6 +157,15 @@ def test_one_process_shows_nothing() -> None:
     assert found.null
 
 
+def test_one_process_says_nothing_of_an_expectation() -> None:
+    """Half as long was expected and twice as long was measured: an interval that holds all agrees with nothing."""
+    given = {"torch": 20.0, "fa4": 14.0}
+    (found,) = worths(journal({"torch_compile": [200.0], "a": [400.0]}, given, [exchange("a")]))
+    assert found.expected == pytest.approx(200 / 104)
+    assert found.measured == pytest.approx(0.5)
+    assert found.agreement == "unknown"
+
+
 def test_what_failed_says_so_and_a_wrong_answer_first() -> None:
     wrong = record(STEP, "a", 1, 0, "incorrect")
     (found,) = worths(journal({"torch_compile": [200.0, 200.0], "a": [150.0]}, {}, [exchange("a")], wrong))

@@ -39,6 +39,15 @@ def test_fewer_than_five_seeds_say_nothing_and_how_many_are_missing(seeds, more)
     assert found.reason.startswith(f"{seeds} of at least 5 seeds, {more} more needed")
 
 
+@pytest.mark.parametrize(("side", "value"), [("arm", math.nan), ("base", 0.0)])
+def test_a_seed_without_a_usable_value_is_none_of_five(side, value):
+    base, other = dict(BASE), arm(0.0)
+    {"arm": other, "base": base}[side][3] = value
+    found = at_step(base, other, RULE)
+    assert (found.kind, found.pairs, found.needed) == ("inconclusive", 4, 1)
+    assert found.reason.startswith("4 of at least 5 seeds, 1 more needed; 1 without a usable value; so far")
+
+
 def test_noisy_seeds_are_inconclusive_and_say_how_many_more():
     found = at_step(BASE, arm(0.0, scale=12), RULE)
     assert found.kind == "inconclusive"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.registry.detection.comparison import Comparison, Side
-from kernelmark.registry.detection.decision import stage_one
+from kernelmark.registry.detection.decision import decide, stage_one, stored
 from kernelmark.registry.detection.equivalence import MINIMUM_PAIRS, equivalent
 from kernelmark.registry.store.metric import Equivalence, Metric
 from kernelmark.registry.store.record import Key
@@ -54,7 +54,30 @@ def test_an_absolute_margin_is_in_the_metrics_unit():
     assert equivalent(*accuracy, Equivalence(0.001, relative=False), "higher").kind == "worse"
 
 
+def test_a_base_of_0_has_no_fractions_and_no_more_pairs_are_asked_for():
+    found = equivalent((0.0,) * 6, (0.0,) * 6, RULE)
+    assert (found.kind, found.needed) == ("inconclusive", None)
+    assert found.reason == "0 usable pairs, at least 3 needed; 6 with a base of 0, of which nothing is a fraction"
+    sides = Side(medians=(0.0,) * 6), Side(medians=(0.0,) * 6)
+    row = Comparison(Key("converge", "a", "kernelmark", "cold"), *sides, metric=Metric("loss", "bit", judged=RULE))
+    asked = []
+    (verdict,) = decide([row], lambda wanted: asked.append(wanted) or []).verdicts
+    assert (verdict.kind, asked) == ("inconclusive", [])
+
+
 ACCURACY = Metric("accuracy", "1", "higher", judged=Equivalence(0.01, relative=False))
+
+
+def test_stored_runs_say_that_equivalence_takes_pairs():
+    """However many runs of unchanged code there are: of an accuracy of 0 there is no mean of logarithms."""
+    for value in (0.0, 0.7):
+        sides = Side(medians=(value,) * 5), Side(medians=(value,) * 5)
+        row = Comparison(Key("quality", "a", "kernelmark", "cold"), *sides, metric=ACCURACY)
+        (verdict,) = stored([row]).verdicts
+        assert (verdict.kind, verdict.reason) == (
+            "inconclusive",
+            "equivalence is judged on pairs: by an A/B",
+        )
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.5, -0.2])

@@ -71,6 +71,16 @@ def test_a_time_of_zero_has_no_ratio() -> None:
     assert ratio_interval(*logarithms([[0.0, 1.0], [1.0, 1.0]])) == (None, None, None)
 
 
+def test_rows_without_a_ratio_are_not_compared(literal: Any) -> None:
+    """An accuracy of 0 on both sides, a rate that fell to 0: neither is undecided."""
+    for first, second in (([0.0, 0.0], [0.0, 0.0]), ([1.0, 1.0], [0.0, 0.0])):
+        comparison = compare(run(literal, first), run(literal, second))
+        row = only(comparison)
+        assert (row.outcome, row.first_value, row.second_value) == ("not comparable", first[0], second[0])
+        assert "of such there is no ratio" in (row.reason or "")
+        assert comparison.compared == ()
+
+
 positive = st.lists(st.floats(1e-4, 1e4), min_size=2, max_size=6)
 
 

@@ -68,6 +68,25 @@ def test_a_loss_at_a_declared_step_is_a_point_and_other_metrics_stand_beside(jou
     assert [convergence_table.remarks(found[x])[-1] == "named 75 %" for x in ("near", "window")] == [False, True]
 
 
+def test_of_a_base_of_0_nothing_is_a_fraction(journal: Journal) -> None:
+    records = tuple(
+        x
+        if x.measurement is None or x.implementation != "torch"
+        else msgspec.structs.replace(
+            x,
+            measurement=msgspec.structs.replace(
+                x.measurement, samples={**x.measurement.samples, "bits_per_byte": (0.0,)}
+            ),
+        )
+        for x in journal.records
+    )
+    changed = Journal(journal.header, records)
+    last = next(x for x in arms(changed) if x.name == "near").points[-1]
+    assert (last.difference, last.told, last.found.kind) == (None, "–", "inconclusive")
+    assert last.found.reason == "0 of at least 5 seeds, 5 more needed; 5 without a usable value"
+    render([changed])
+
+
 def test_differences_are_paired_and_have_an_interval(journal: Journal) -> None:
     by_arm = differences(journal)["N2000"]
     assert set(by_arm) == {"near", "far", "window"}

@@ -276,6 +276,15 @@ def test_versions_stand_with_their_age_and_the_newest(literal: Any, monkeypatch:
         assert line in text
 
 
+@pytest.mark.parametrize("torch", [1.0, 100.0])
+def test_a_value_below_zero_costs_no_report(literal: Any, torch: float) -> None:
+    """Of a workload's own metric, say: it has no place on an axis, which is of logarithms for values far apart."""
+    journal = literal.journal(
+        literal.record("kernelmark", -0.5), literal.record("torch", torch), literal.record("liger", 1.1)
+    )
+    assert "0.5" in Page(render([journal])).text
+
+
 def test_unknown_is_a_dash_and_never_zero(literal: Any) -> None:
     case = literal.case(bytes=0)
     text = Page(render([literal.journal(literal.record("kernelmark", 1.0, case=case))])).text

@@ -718,6 +718,20 @@ def test_a_case_of_programs_that_leaves_memory_behind_ends_its_process(make, roo
     assert ({x.status for x in journal.records}, seen) == ({"ok"}, {(1.0,)})
 
 
+def test_a_program_without_what_its_case_is_judged_by_costs_its_row_alone(make, root):
+    less = FULL.replace('{"step": (1.0,), ', '({"step": (1.0,)} if system else {}) | {')
+    for folder, name, text in (
+        ("workloads", "fills", less),
+        ("baselines", "leavers", 'IMPLEMENTATIONS = {"fills": {"one": lambda case: 0, "two": lambda case: 1}}\n'),
+    ):
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder / f"{name}.py").write_text(text)
+    fills = ('operator = "double"', 'operator = "fills"\npass = "program"'), ('cache = "hot"\n', "")
+    journal = read(make(implementations=("one", "two"), told=fills).execute())
+    found = {x.implementation: (x.status, x.reason) for x in journal.records}
+    assert found == {"one": ("error", "no samples of 'step', which the case is judged by"), "two": ("ok", None)}
+
+
 CROWDED = FULL.replace(
     "    cases.add(case.name)\n",
     '    cases.add(system)\n    if len(cases) > 1:\n        raise MemoryError("no room beside what is left")\n',

@@ -23,6 +23,7 @@ from kernelmark.suite.workloads import forward, generate, serve
 from kernelmark.suite.workloads._forward import PartsPasses
 from kernelmark.suite.workloads._generate import PartsGenerates
 from kernelmark.suite.workloads._inference import LAST, initial, read, skippable
+from kernelmark.suite.workloads._serving.children import ServerFailed
 from kernelmark.suite.workloads._serving.engine import Engine, Next
 from kernelmark.suite.workloads._serving.latencies import Window
 from kernelmark.suite.workloads._serving.load import Load
@@ -483,6 +484,30 @@ class Limited(serve.Run):
         outcome = "ok" if wanted.rate <= self.upto else "timeout"
         seen = [Seen(i, i, 0, 1, 1, 2, tokens=1, outcome=outcome) for i in range(500)]
         return serve.Loaded(wanted, (), seen, Window(0, 500), 0, (), False)
+
+
+class Refused(serve.Run):
+    """A closed load at a server that answers each user once, and nobody after that."""
+
+    def __init__(self) -> None:
+        self.case = load()
+        self.load, self.limits = serve.read_load(self.case), serve.limits(self.case)
+        self.session = session()
+
+    def ask(self, asked: Any, users: int, chunks_per_s: float) -> tuple[list[Seen], list[float], int]:
+        seen = []
+        for x in asked:
+            ok = x.number < users
+            stamps = {"first": x.number + 2, "last": x.number + 2} if ok else {}
+            end, outcome = x.number + 3, "ok" if ok else "http 429"
+            seen.append(Seen(x.number, x.number, x.number + 1, end=end, outcome=outcome, **stamps))
+        return seen, [], 0
+
+
+def test_a_window_in_which_nothing_ended_well_is_no_measurement() -> None:
+    """Its row would have no latency, of which no record can be made."""
+    with pytest.raises(ServerFailed, match=r"no request of the steady window ended well: \d+ × http 429$"):
+        Refused().one_load()
 
 
 @pytest.mark.parametrize(
