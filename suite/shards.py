@@ -18,6 +18,11 @@ from .plan import Cell, Plan
 
 Part: TypeAlias = dict[str, tuple[int, ...]]
 """By operator/case, the replicates that a part of the plan has."""
+EACH_ITS_OWN = (
+    "shards would each leave out rows by themselves. Take it out of the plan; --operator or fewer cases make a "
+    "run shorter."
+)
+"""Why a plan that has a budget is not cut."""
 
 
 def parse(text: str) -> tuple[int, int]:
@@ -100,7 +105,8 @@ def _parts(plan: Plan, cells: Sequence[Cell], count: int, control: str | None, b
     parts: list[Part] = [{} for _ in range(count)]
     # The longest first, each to whoever has the least so far (Graham, SIAM J. Appl. Math. 17 (1969) 416).
     for cost, name, numbers in sorted(units, key=lambda x: (-x[0], *x[1:])):
-        lightest = min(range(count), key=lambda i: (loads[i], i))
+        # Of equal ones to whoever has fewer: what cannot be measured here takes no time, and is a comparison's.
+        lightest = min(range(count), key=lambda i: (loads[i], len(parts[i]), i))
         loads[lightest] += cost
         parts[lightest][name] = (*parts[lightest].get(name, ()), *numbers)
     if control is not None:

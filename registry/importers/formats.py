@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, unknown
+from ..errors import InputError, short, unknown
 from ..store.home import Home
 from ..store.journal import Journal, encode
 from ..store.record import Line
@@ -76,5 +77,18 @@ def take_in(name: str, paths: Sequence[Path], home: Home, commit: str | None = N
             lines: list[Line] = [run.header, *run.records, *run.footers]
             path = Path(folder) / f"{run.header.run}.jsonl"
             path.write_bytes(b"".join(encode(x) for x in lines))
-            out.append(import_journal(path, home))
+            try:
+                out.append(import_journal(path, home))
+            except InputError as error:
+                raise InputError(_of_the_files(str(error), path, paths, run)) from None
     return out
+
+
+def _of_the_files(said: str, path: Path, paths: Sequence[Path], run: Journal) -> str:
+    """What is said of the journal that was made of files, as of these: nobody has seen that one, nor its lines."""
+    files = ", ".join(x.name for x in paths)
+    if (found := re.match(rf"{re.escape(str(path))}: line (\d+): ", said)) is None:
+        return said.replace(str(path), files)
+    number = int(found[1]) - 2  # a header comes before the records
+    of = f"benchmark {short(run.records[number].case.full_name)}: " if 0 <= number < len(run.records) else ""
+    return f"{files}: {of}{said[found.end() :]}"

@@ -12,6 +12,8 @@ from ..errors import InputError
 from .results import Benchmark, Field, Results
 
 UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+FITTED = ("BigO", "RMS")
+"""Of `Complexity()`: a curve through the times of all sizes, and how far they are off it, which nobody timed."""
 
 
 def read(raw: bytes, path: Path) -> Results:
@@ -20,6 +22,9 @@ def read(raw: bytes, path: Path) -> Results:
     context = file.need("context")
     repetitions: dict[str, list[Field]] = {}
     for item in file.need("benchmarks").items():
+        aggregate = item.get("aggregate_name")
+        if aggregate is not None and aggregate.value in FITTED:
+            continue
         run_name = item.get("run_name") or item.need("name")
         repetitions.setdefault(run_name.text(), []).append(item)
     build, mhz, count, date, version = (

@@ -109,5 +109,6 @@ def _samples(summary: Field, path: Path) -> tuple[float, ...]:
             raw = place.read_bytes()
             if len(raw) != 4 * count or not count:
                 raise InputError(f"{place}: {len(raw)} bytes, {named.path} says {count} samples of 4 bytes")
-            return tuple(SECOND * x for x in struct.unpack(f"<{count}f", raw))
+            times = struct.unpack(f"<{count}f", raw)
+            return tuple(Field(x, f"{place.name}: sample {i}").time(SECOND) for i, x in enumerate(times, 1))
     raise InputError(f"{named.path}: {named.text()} is not there; it belongs beside {path.name}")

@@ -152,7 +152,7 @@ def _record(
         position=position,
         cache=results.cache,
         status="ok" if measured else benchmark.status,
-        reason=None if measured else benchmark.reason or "the file holds no time of it",
+        reason=None if measured else _encodable(benchmark.reason or "the file holds no time of it"),
         measurement=measured,
     )
 

@@ -6,6 +6,7 @@ import gc
 import gzip
 import hashlib
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -20,7 +21,8 @@ from ..analysis.repeated import NOT_YET
 from ..analysis.statistics import geometric_mean
 from ..errors import InputError
 from ..progress import Tell, untold
-from ..store.journal import read
+from ..store.journal import Journal, parse, read, read_header
+from ..store.shards import whole
 from ..views import serving
 from . import data, exports, feeds
 from .coverage import Expected, coverage
@@ -51,6 +53,8 @@ SPREADS = "spreads"
 """What the memory calls distributions of latencies: only journals have every request's."""
 DATA = "data"
 """What the memory calls scripts of values that are written."""
+NAMED = 5
+"""So many runs are named in a message; more are counted."""
 COPIED = "copy"
 """Journals are copied into the site."""
 
@@ -126,6 +130,16 @@ def build(
     return site.built
 
 
+@dataclass(frozen=True)
+class _Read:
+    """A shard's journal, as it was read."""
+
+    path: Path
+    raw: bytes
+    digest: str
+    journal: Journal
+
+
 class _Site:
     def __init__(self, output: Path, settings: Settings, fresh: bool, tell: Tell) -> None:
         self.output = output
@@ -152,18 +166,23 @@ class _Site:
         style = self._style()
         current = self.ledger.remembered("style", style) is not None
         seen = self.ledger.seen() if current else set()
+        gone = {x.name for x in self._gone()}
         # Under other settings or a newer kernelmark all runs' pages are made anew, from the site's own copies too.
-        own = [] if current else sorted((self.output / "journals").glob("*.jsonl.gz"))
+        own = [] if current and not gone else sorted((self.output / "journals").glob("*.jsonl.gz"))
         pages = Pages(self.settings.title, "", self.settings.linked)
         known = {x.name for x in self.ledger.runs()}
         paths = [*sources, *own]
+        shards: dict[str, list[_Read]] = {}
+        old: list[Path] = []
         for i, path in enumerate(paths):
             self.tell(path.name, READ * i / len(paths))
             try:
                 raw = path.read_bytes()
                 digest = hashlib.sha256(raw).hexdigest()
                 if digest in seen:
-                    continue
+                    old.append(path)
+                    if not gone or (header := read_header(path)) is None or header.run not in gone:
+                        continue
                 journal = read(path)
             except InputError as error:
                 self.built.skipped.append(str(error))
@@ -172,24 +191,79 @@ class _Site:
                 self.built.skipped.append(f"{path}: {error.strerror}")
                 continue
             seen.add(digest)
-            found = facts(journal)
-            run = run_of(journal, found)
-            digests = {digest}
-            if self.ledger.counts(run):
-                # First the files: a journal that is counted as read is not looked at again, even by the build
-                # after one that was killed.
-                pages.built = figures.moment(run.created)
-                self._write_all(f"run/{run.file}", pages.run(journal, run, found))
-                if self.settings.journals == COPIED:
-                    copy = raw if path.suffix == ".gz" else gzip.compress(raw, mtime=0)
-                    digests.add(hashlib.sha256(copy).hexdigest())
-                    self._write(f"journals/{run.file}.jsonl.gz", copy)
-                self.built.added += run.name not in known
-                known.add(run.name)
-                spread = msgspec.msgpack.encode(serving.spreads(journal))
-                self.ledger.remember([(f"{SPREADS}\n{run.name}", "", spread)])
-            self.ledger.take_in(digests, run, found)
+            if journal.header.request.shard is not None:
+                shards.setdefault(journal.header.run, []).append(_Read(path, raw, digest, journal))
+                continue
+            copy = raw if path.suffix == ".gz" else gzip.compress(raw, mtime=0)
+            self._take(pages, known, journal, {digest}, copy)
+        self._take_shards(pages, known, shards, old)
+        if left := [x.name for x in self._gone()]:
+            named = ", ".join(left[:NAMED]) + (f" and {len(left) - NAMED} more" if len(left) > NAMED else "")
+            told = f"whose page or journal is not in {self.output} any more; give their journals again"
+            self.built.skipped.append(f"{figures.counted(len(left), 'run')} {told}: {named}")
         self.ledger.remember([("style", style, b"")])
+
+    def _gone(self) -> list[Run]:
+        """The runs whose page or journal somebody took away, or which a folder that was restored in part lacks."""
+        kept = [("run", "html")] + ([("journals", "jsonl.gz")] if self.settings.journals == COPIED else [])
+        return [
+            x
+            for x in self.ledger.runs()
+            if not all((self.output / room / f"{x.file}.{kind}").exists() for room, kind in kept)
+        ]
+
+    def _take(self, pages: Pages, known: set[str], journal: Journal, digests: set[str], copy: bytes) -> None:
+        """Takes in the journal of a run, of which `digests` were read; `copy` is what the site keeps of it."""
+        found = facts(journal)
+        run = run_of(journal, found)
+        if self.ledger.counts(run):
+            # First the files: a journal that is counted as read is not looked at again, even by the build
+            # after one that was killed.
+            pages.built = figures.moment(run.created)
+            self._write_all(f"run/{run.file}", pages.run(journal, run, found))
+            if self.settings.journals == COPIED:
+                digests = digests | {hashlib.sha256(copy).hexdigest()}
+                self._write(f"journals/{run.file}.jsonl.gz", copy)
+            self.built.added += run.name not in known
+            known.add(run.name)
+            spread = msgspec.msgpack.encode(serving.spreads(journal))
+            self.ledger.remember([(f"{SPREADS}\n{run.name}", "", spread)])
+        self.ledger.take_in(digests, run, found)
+
+    def _take_shards(
+        self, pages: Pages, known: set[str], shards: Mapping[str, list[_Read]], old: Sequence[Path]
+    ) -> None:
+        """Takes in runs that came as shards, each as one run: with those shards that came before, which are among
+        the sources that are `old`, or which the site has kept.
+        """
+        for name, new in shards.items():
+            kept = self.output / "journals" / "shards"
+            try:
+                others = [*old, *kept.glob(f"{file_name(name)}.*.jsonl.gz")]
+                there = [read(x) for x in others if (y := read_header(x)) and y.run == name and y.request.shard]
+                # Of two of the same shard the longer.
+                parts = sorted((*(x.journal for x in new), *there), key=lambda x: -len(x.records))
+                raw = whole(parts)
+            except InputError as error:
+                self.built.skipped += [f"{x.path}: {error}" for x in new]
+                continue
+            journal = parse(raw)
+            rows = Counter(x.identity for x in journal.records)
+            lost = sum(len(x.lines) > rows[x.identity] for x in self.ledger.of_run(name))
+            # A site that keeps no journals cannot tell one seed of a row from another.
+            blind = self.settings.journals != COPIED and journal.header.request.missing and name in known
+            if lost or blind:
+                told = f"the site has rows of run {name} that no shard here has; give all of its shards at once"
+                self.built.skipped += [f"{x.path}: {told}" for x in new]
+                continue
+            digests = {x.digest for x in new}
+            for x in new if self.settings.journals == COPIED else ():
+                number, count = x.journal.header.request.shard or (1, 1)
+                kept.mkdir(parents=True, exist_ok=True)
+                copy = x.raw if x.path.suffix == ".gz" else gzip.compress(x.raw, mtime=0)
+                self._write(f"journals/shards/{file_name(name)}.{number}-of-{count}.jsonl.gz", copy)
+                digests.add(hashlib.sha256(copy).hexdigest())
+            self._take(pages, known, journal, digests, gzip.compress(raw, mtime=0))
 
     def _style(self) -> str:
         """What pages are made with: of another one all are made anew."""
@@ -209,9 +283,9 @@ class _Site:
         newest = figures.moment(max(x.created for x in runs))
         pages = Pages(self.settings.title, newest, self.settings.linked, again)
         for run in runs:
-            if again[run.name] != NOT_YET:
-                page = (self.output / f"run/{run.file}.html").read_text(encoding="utf-8")
-                self._write(f"run/{run.file}.html", replaced(page, again[run.name]))
+            path = self.output / f"run/{run.file}.html"
+            if again[run.name] != NOT_YET and path.exists():
+                self._write(f"run/{run.file}.html", replaced(path.read_text(encoding="utf-8"), again[run.name]))
         by_operator: dict[str, list[Measured]] = {}
         for run, fact in measured:
             by_operator.setdefault(fact.operator, []).append((run, fact))

@@ -215,8 +215,9 @@ def _header(header: Header) -> Header:
     if request.deadline_s is not None and not 0 < request.deadline_s <= DEADLINE_S:
         raise OutOfBounds("deadline_s: no length of time")
     _whole(request.stage, 0, REPLICATES, "stage")
-    if request.shard is not None:
-        _shard(*request.shard)
+    for shard in (request.shard, *request.missing):
+        if shard is not None:
+            _shard(*shard)
     for name, count in request.parameters.items():
         checked_name(name, "parameters")
         _whole(count, 1, LARGEST, "parameters")

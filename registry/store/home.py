@@ -53,6 +53,11 @@ class Home:
         return self.folder / "logs"
 
     @property
+    def fleet(self) -> Path:
+        """What is kept of runs over many machines or GPUs, a folder a run: its order, and what was delivered."""
+        return self.folder / "fleet"
+
+    @property
     def scratch(self) -> Path:
         """What runs that were killed go on from, a folder a run; empty where none was."""
         return self.folder / "scratch"

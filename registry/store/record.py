@@ -337,6 +337,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Of a shard: by operator/case the replicates of it that it has, where other shards have the rest."""
     shard: tuple[int, int] | None = None
     """(i, n): this journal holds the i-th of n shards of its run, counted from 1."""
+    missing: tuple[tuple[int, int], ...] = ()
+    """Of a run that was joined from shards: those that were not there."""
     control: str | None = None
     """operator/case of the case that every shard measures, so that hosts can be held against each other."""
     hosts: dict[str, str] = {}

@@ -15,7 +15,10 @@ from .shards import shards_of
 
 
 def files_of(home: Home, run: str) -> list[Path]:
-    """What is there of a run: journal, shards, report, logs, and the folders that it would go on from."""
+    """What is there of a run: journal, shards, report, logs, and the folders that it would go on from.
+
+    What was delivered of its shards is among them: it would be taken in again.
+    """
     path = home.paths().get(run)
     shards = shards_of(home, run)
     places = [
@@ -25,7 +28,7 @@ def files_of(home: Home, run: str) -> list[Path]:
         home.logs / f"{run}.log",
         *(home.logs / f"{x.stem}.log" for x in shards),
     ]
-    scratch = [home.scratch / x for x in (run, *(y.stem for y in shards))]
+    scratch = [home.scratch / x for x in (run, *(y.stem for y in shards))] + [home.fleet / run]
     return [*(x for x in places if x.is_file()), *(x for x in scratch if x.is_dir())]
 
 
@@ -34,6 +37,8 @@ def remove(home: Home, run: str) -> None:
     # A shard that has only just begun has its lock, and no journal yet.
     locks = {x.with_suffix(".lock") for x in (home.journal(run), *shards_of(home, run))}
     locks |= set(home.shards.glob(f"{run}.*-of-*.lock"))
+    if (driven := home.fleet / run).is_dir():
+        locks.add(driven / "driver.lock")  # who drives it holds this
     try:
         if home.journals.is_dir():
             with contextlib.ExitStack() as held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -15,10 +15,14 @@ from ..errors import InputError, short
 from .home import Home
 from .journal import Journal, encode, read, read_header
 from .metric import Metric
-from .record import BOARDS, HOST, UNKNOWN, Case, Ceiling, Footer, Header, Line, Record
+from .record import BOARDS, HOST, UNKNOWN, Case, Ceiling, Footer, Header, Line, Record, Request
 
 _SAME = ("schema_version", "commit", "dirty", "plan", "seed", "replicates", "device", "key", "harness")
 """Of the header: what all shards of a run have in common."""
+_ASKED = ("caches", "sampling", "deadline_s", "systems", "exchanges")
+"""Of the request: the same. What else it says is of a shard's own cases."""
+FEW = 8
+"""So many shards are named in a sentence; more are counted."""
 
 
 def path_of(home: Home, run: str, shard: tuple[int, int] | None) -> Path:
@@ -35,9 +39,13 @@ def shards_of(home: Home, run: str) -> list[Path]:
     return sorted(begun, key=lambda x: int(x.name.split(".")[-2].split("-")[0]))
 
 
-def checked_beside(home: Home, run: str, shard: tuple[int, int], **asked: object) -> None:
+def checked_beside(
+    home: Home, run: str, shard: tuple[int, int], request: Request | None = None, **asked: object
+) -> None:
     """Raises `InputError` where a shard that is to be measured cannot be joined with those that are here: `asked`
     are fields of its header, `control` of its request. After it was measured that is too late.
+
+    With the `request` of its plan, it must be cut from the same one, too.
     """
     for path in shards_of(home, run):
         header = read_header(path)
@@ -45,12 +53,27 @@ def checked_beside(home: Home, run: str, shard: tuple[int, int], **asked: object
             continue
         there = {x: header.request.control if x == "control" else getattr(header, x) for x in asked}
         apart = [f"{x} ({there[x]} / {asked[x]})" for x in asked if there[x] != asked[x]]
+        if request is not None and not apart:
+            apart += _other_plan(header.request, request) + _shared(header.request, request, header.replicates)
         if header.request.shard is not None and header.request.shard[1] != shard[1]:
             apart.append(f"shards ({header.request.shard[1]} / {shard[1]})")
         if apart:
             raise InputError(
                 f"run {run} has shard {path.name} here, which differs from this one in {', '.join(apart)}: "
                 "measure this one as that one was, or under another name."
+            )
+
+
+def checked_header(home: Home, header: Header) -> None:
+    """The same of a shard whose surroundings are known by now, with which its journal would begin."""
+    for path in shards_of(home, header.run):
+        there = read_header(path)
+        if there is None or there.request.shard in (None, header.request.shard):
+            continue
+        if apart := _apart(there, header) + _shared(there.request, header.request, header.replicates):
+            raise InputError(
+                f"run {header.run} has shard {path.name} here, which differs from this one in {', '.join(apart)}. "
+                "Nothing was measured: measure this one as that one was, or under another name."
             )
 
 
@@ -67,15 +90,15 @@ def join(journals: Sequence[Journal]) -> Journal:
         shard = header.request.shard
         if shard is None or first.request.shard is None or header.run != first.run:
             raise InputError(f"{header.run} and {first.run} are not shards of one run.")
-        apart = [x for x in _SAME if getattr(header, x) != getattr(first, x)]
-        apart += _conditions(first, header) if "key" in apart else []
-        if shard[1] != first.request.shard[1]:
-            apart.append(f"shards: {first.request.shard[1]} / {shard[1]}")
-        if header.request.control != first.request.control:
-            apart.append(f"control: {first.request.control} / {header.request.control}")
-        if apart:
+        if apart := _apart(first, header):
             raise InputError(f"shards of run {first.run} differ in {', '.join(apart)}: they are no one run.")
         seen.setdefault(shard[0], journal)
+    had: set[tuple[str, int]] = set()
+    for journal in seen.values():
+        own = _parts(journal.header.request, first.replicates)
+        if both := had & own:
+            raise InputError(f"shards of run {first.run} differ in {_twice(both)}: they are no one run.")
+        had |= own
     ordered = _boards_told([seen[x] for x in sorted(seen)])
     missing = missing_of([x.header for x in ordered])
     measured = [(x, _own(x, first=not i)) for i, x in enumerate(ordered)]
@@ -89,6 +112,7 @@ def join(journals: Sequence[Journal]) -> Journal:
         calls={key: count for x in ordered for key, count in x.header.request.calls.items()},
         seeds={},
         shard=None,
+        missing=tuple(missing),
     )
     metrics = _metrics([x.header for x in ordered])
     environment = {name: value for name, value in first.environment.items() if name != HOST}
@@ -102,6 +126,41 @@ def join(journals: Sequence[Journal]) -> Journal:
         footers=_footers(ordered, bool(missing)),
         launches=tuple(y for x in ordered for y in x.launches),
     )
+
+
+def _apart(first: Header, other: Header) -> list[str]:
+    """What two journals differ in that are to be shards of one run."""
+    apart = [x for x in _SAME if getattr(other, x) != getattr(first, x)]
+    apart += _conditions(first, other) if "key" in apart else []
+    shards = [x.request.shard[1] for x in (first, other) if x.request.shard is not None]
+    if len(set(shards)) > 1:
+        apart.append(f"shards: {shards[0]} / {shards[1]}")
+    if other.request.control != first.request.control:
+        apart.append(f"control: {first.request.control} / {other.request.control}")
+    return apart + _other_plan(first.request, other.request)
+
+
+def _other_plan(first: Request, other: Request) -> list[str]:
+    """What two shards were asked for differently, beside their cases."""
+    return [x for x in _ASKED if getattr(first, x) != getattr(other, x)]
+
+
+def _parts(request: Request, replicates: int) -> set[tuple[str, int]]:
+    """A shard's cases and replicates that no other has: without the control case."""
+    every = tuple(range(replicates))
+    names = (x.full_name for x in request.cases if x.full_name != request.control)
+    return {(name, x) for name in names for x in request.seeds.get(name, every)}
+
+
+def _shared(first: Request, other: Request, replicates: int) -> list[str]:
+    """That two shards have the same of a case, if they have."""
+    both = _parts(first, replicates) & _parts(other, replicates)
+    return [_twice(both)] if both else []
+
+
+def _twice(both: Collection[tuple[str, int]]) -> str:
+    """Cut from two plans, they may both lack another case, and would pass for a whole run."""
+    return f"cases: both have {short(min(both)[0])}, so they are not cut from the same plan"
 
 
 def _hosts(measured: Sequence[tuple[Header, Sequence[Case]]]) -> dict[str, str]:
@@ -186,19 +245,37 @@ def _footers(journals: Sequence[Journal], missing: bool) -> tuple[Footer, ...]:
     return tuple(out)
 
 
-def missing_of(headers: Sequence[Header]) -> list[str]:
-    """The shards of a run that these headers are not of, as `i/n`."""
+def missing_of(headers: Sequence[Header]) -> list[tuple[int, int]]:
+    """The shards of a run that these headers are not of."""
     shards = [x.request.shard for x in headers if x.request.shard is not None]
     if not shards:
         return []
     count = shards[0][1]
     there = {x[0] for x in shards}
-    return [f"{i}/{count}" for i in range(1, count + 1) if i not in there]
+    return [(i, count) for i in range(1, count + 1) if i not in there]
+
+
+def names_of(shards: Sequence[tuple[int, int]]) -> list[str]:
+    """Shards as they are asked for: `i/n`."""
+    return [f"{number}/{count}" for number, count in shards]
+
+
+def few(shards: Sequence[tuple[int, int]]) -> str:
+    """Their names for a sentence, which has only the first of many."""
+    more = f" and {len(shards) - FEW} more" if len(shards) > FEW else ""
+    return ", ".join(names_of(shards[:FEW])) + more
 
 
 def lines_of(home: Home, run: str) -> tuple[list[bytes], list[str]]:
     """The lines of the joined journal of what is here of a run, and the shards that are missing."""
-    journals = [read(x) for x in shards_of(home, run)]
-    joined = join(journals)
-    lines: list[Line] = [joined.header, *joined.records, *joined.ceilings, *joined.footers, *joined.launches]
-    return [encode(x).strip() for x in lines], missing_of([x.header for x in journals])
+    joined = join([read(x) for x in shards_of(home, run)])
+    return [encode(x).strip() for x in _written(joined)], names_of(joined.header.request.missing)
+
+
+def whole(journals: Sequence[Journal]) -> bytes:
+    """The journal of a run whose shards lie anywhere, as `import` of all of them would write it."""
+    return b"".join(map(encode, _written(join(journals))))
+
+
+def _written(joined: Journal) -> list[Line]:
+    return [joined.header, *joined.records, *joined.ceilings, *joined.footers, *joined.launches]

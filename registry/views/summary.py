@@ -13,6 +13,7 @@ from ..analysis.speedups import excludes_one, mean_bounds
 from ..analysis.statistics import geometric_mean
 from ..store.journal import Journal
 from ..store.record import SLOWED, Header, boards
+from ..store.shards import few
 from .grouping import CaseRows, cases
 
 SIZE = re.compile(r"(?<![\w.])(\d+\.\d+)(?= GiB)")
@@ -156,9 +157,13 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
     if journal.header.device == "cpu":
         out.append("CPU run: every number here is of the host's processor, not of a GPU.")
     if not any(x.complete for x in journal.footers):
-        joined = bool(journal.header.request.hosts)  # of shards, each of which may be done
+        request = journal.header.request
+        joined = bool(request.hosts)  # of shards, each of which may be done
         what = "shards of the run are missing, or one was stopped" if joined else "the run was stopped"
-        out.append(f"Incomplete: {what} before its plan was done; what was measured is shown.")
+        what += " before its plan was done"
+        if request.missing:
+            what = f"not here are shards {few(request.missing)}"
+        out.append(f"Incomplete: {what}; what was measured is shown.")
     if (count := len(boards(journal.header, journal.records))) > 1:
         out.append(f"Measured on {count} boards of one kind: intervals hold the spread between them, too.")
     if journal.torn:

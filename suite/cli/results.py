@@ -112,6 +112,8 @@ def _record(journal: Journal, home: Home) -> None:
         return
     look = "; look with: kernelmark ui" if any(x.status == "ok" for x in journal.records) else ""
     for x in done.ingested:
-        tell(f"registry  {counted(x.created, 'row')} recorded{look}")
+        # Of a run that was gone on with, or whose shards come one by one, rows are there already.
+        updated = f", {x.updated} updated" if x.updated else ""
+        tell(f"registry  {counted(x.created, 'row')} recorded{updated}{look}")
     for said in done.unreadable.values():
         tell(f"registry  not filled: {said}", err=True)

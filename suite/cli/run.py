@@ -133,9 +133,12 @@ def command_run(
             here = chosen in devices_here()
             numbers = gpus_named(gpus, chosen)
             named = supervisor.new_run() if name is None else checked_run(name)
-            loaded = choice.load(catalog, chosen)
-            worlds = tuple(sorted({x.world for x in loaded.cases}))
             part = None if shard is None else shards.parse(shard)
+            if part is None or budget is not None:
+                loaded = choice.load(catalog, chosen)
+            else:
+                loaded = choice.unbudgeted(catalog, chosen, shards.EACH_ITS_OWN)
+            worlds = tuple(sorted({x.world for x in loaded.cases}))
             loaded = _cut(loaded, choice, catalog, chosen, part, control, complete=None not in (name, seed))
             limit_s = loaded.budget_s if budget is None else budget
             fitted = _within(limit_s, loaded, choice, catalog, home, chosen, control, likely=dry_run, here=here)
@@ -149,7 +152,8 @@ def command_run(
             if part is not None:
                 plan = fitted.plan
                 how = {"plan": plan.name, "seed": seed, "replicates": plan.replicates, "device": chosen}
-                checked_beside(home, named, part, control=control, **how)
+                wanted = plan.request(fitted.cells, Request(control=control))
+                checked_beside(home, named, part, wanted, control=control, **how)
             run = supervisor.Run(
                 plan=fitted.plan,
                 cells=fitted.cells,

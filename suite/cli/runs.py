@@ -140,7 +140,7 @@ def note_run(run: str, text: str | None) -> None:
 @run_argument("named", nargs=-1, required=True, metavar="RUN...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def delete_runs(named: tuple[str, ...], yes: bool) -> None:
-    """Delete runs from the home: journal, shards, report, log, scratch folder and label.
+    """Delete runs from the home: journal, shards, report, log, scratch folder, what a fleet delivered, and label.
 
     What the registry has of them stays there.
     """

@@ -15,6 +15,7 @@ from ...registry.figures import counted
 from ...registry.importers.formats import FORMATS
 from ...registry.store import transfer
 from ...registry.store.home import Home
+from ...registry.store.shards import few
 from .names import run_argument
 
 if TYPE_CHECKING:
@@ -106,8 +107,11 @@ def _taken_in(run: str, home: Home, quiet: bool) -> None:
     """Says what is in, as soon as it is: table and report read the journal and wait for no registry."""
     if quiet:
         return
-    count = len({x.identity for x in home.load(run).records})
+    journal = home.load(run)
+    count = len({x.identity for x in journal.records})
     click.echo(f"{run}: imported, {counted(count, 'row')}; look with: kernelmark show {run}")
+    if missing := journal.header.request.missing:
+        click.echo(f"{run}: not here yet: shards {few(missing)}")
 
 
 def fill(home: Home, runs: Sequence[str]) -> Synced:

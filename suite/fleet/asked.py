@@ -40,11 +40,7 @@ class Asked:
 
     def loaded(self, catalog: Catalog) -> Plan:
         """The plan, narrowed. Raises `InputError` for one with a budget, which is for a run in one piece."""
-        why = (
-            "shards would each leave out rows by themselves. Take it out of the plan; --operator or fewer cases "
-            "make a run shorter."
-        )
-        return self.choice.unbudgeted(catalog, self.device, why)
+        return self.choice.unbudgeted(catalog, self.device, shards.EACH_ITS_OWN)
 
     def measured(self, catalog: Catalog) -> Plan:
         """The plan, narrowed, with the cases alone that a run of it measures."""

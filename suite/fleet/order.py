@@ -64,7 +64,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def folder_of(home: Home, run: str) -> Path:
     """What is kept of a run over many machines: its order, and what was delivered."""
-    return home.folder / "fleet" / checked_run(run)
+    return home.fleet / checked_run(run)
 
 
 def save(order: Order, home: Home) -> Path:

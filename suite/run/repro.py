@@ -22,6 +22,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What may become a file's name or a word of a printed command; a journal may hold anything."""
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_COUNT = re.compile(r"[2-9]|[1-9]\d{1,2}")
+"""Of shards of one host."""
+BESIDE = "parallel"
+"""Among a run's conditions: how many shards were measured beside each other, or `shared`."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -84,7 +88,7 @@ def repeat(header: Header, home: Home, catalog: Catalog) -> Repeat:
         arguments += ["--implementation", implementation]
     arguments += ["--seed", str(header.seed)]
     if image is None:
-        arguments += ["--device", header.device]
+        arguments += ["--device", header.device, *_side_by_side(header)]
     where = ["run"] if image is None else ["bench", image]
     if image is not None and (beside := _siblings(header)):
         # Of several images the condition is the digest of the set, by which no engine knows any of them.
@@ -94,6 +98,16 @@ def repeat(header: Header, home: Home, catalog: Catalog) -> Repeat:
     if file is not None and plan.exchanges:
         warnings += ("its plan file has the rows, and not what they are worth: `kernelmark worth` asks that anew",)
     return Repeat(tuple(command), None if image else commit, image, file, text, warnings)
+
+
+def _side_by_side(header: Header) -> list[str]:
+    """The options that measure shards beside each other, as the rows' conditions say; none for a shard alone."""
+    count = str(header.conditions.get(BESIDE) or "")
+    if header.request.shard is not None or not _COUNT.fullmatch(count):
+        return []
+    control = header.request.control
+    chosen = ["--control", control] if control in {x.full_name for x in header.request.cases} else []
+    return ["--parallel", "--gpus", ",".join(map(str, range(int(count)))), *chosen]
 
 
 def _siblings(header: Header) -> list[str]:
@@ -118,6 +132,13 @@ def _warnings(header: Header, image: str | None, name: str) -> tuple[str, ...]:
         said.append("the run was made with uncommitted changes, which its commit does not have")
     if header.commit is None:
         said.append("the run does not know its commit")
+    if header.request.shard is not None and header.request.seeds:
+        said.append("this shard has some of its cases' seeds only, and the command measures all")
+    if (beside := header.conditions.get(BESIDE)) and (image is not None or not _side_by_side(header)):
+        said.append(
+            f"other shards were measured on its host at the same time ({BESIDE} = {str(beside)[:20]}), which the "
+            "command does not repeat"
+        )
     if image is not None and header.commit:
         said.append(
             f"without that image: git checkout {header.commit} && make image "

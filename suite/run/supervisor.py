@@ -41,7 +41,7 @@ from ...registry.store.record import (
     Scalar,
     Status,
 )
-from ...registry.store.shards import path_of, shards_of
+from ...registry.store.shards import checked_header, path_of, shards_of
 from .. import __version__, budget
 from ..catalog import Catalog
 from ..environments import interpreter
@@ -580,6 +580,8 @@ class Run:
                 )
             if old.commit != commit:
                 changed.append(f"commit: {old.commit} then, {commit} now")
+            elif dirty and not old.dirty:  # its header says of all rows that the commit is what was measured
+                changed.append("commit: uncommitted changes now, and none then")
             if changed:
                 raise NotResumable(
                     f"run {self.name} cannot go on here, its conditions changed: {'; '.join(changed)}. "
@@ -609,6 +611,8 @@ class Run:
                 parameters=parameters(self.plan.cases, self.catalog),
             ),
         )
+        if self.request.shard is not None:
+            checked_header(self.home, header)
         # Only now, so that nobody who looks at a run's shards finds a journal without its header.
         self._writer = Writer(self.path)
         self._writer.write(header)

@@ -114,6 +114,16 @@ ARMS = TRAININGS.cells(CATALOG, "cuda")
 (LONG,) = (x.full_name for x in TRAININGS.cases if (x.axes["N"], x.axes["S"]) == (10000, 512))
 
 
+def test_cases_that_take_no_time_leave_no_part_of_a_comparison_empty():
+    """What one of its commits lacks is among its verdicts, and has no cell here."""
+    plan = replace(PLAN, cases=PLAN.cases[:6])
+    cells = [x for x in CELLS if x.case == plan.cases[0]]
+    for count in (3, 6):
+        parts = [names(cut(plan, cells, (i, count), by_seed=False)) for i in range(1, count + 1)]
+        assert all(parts)
+        assert sorted(y for x in parts for y in x) == sorted(names(plan))
+
+
 def replicates(parts):
     """Of each case the replicates that parts have, those of all parts together."""
     found = {}

@@ -7,8 +7,11 @@ the formats' documentation.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,6 +207,8 @@ def test_what_no_journal_can_hold(altered: Callable[..., Path]) -> None:
         journal = only(made(form, [altered(form, "m\ud800", *place)]))
         assert b"m?" in encode(journal.header)
         assert all(encode(x) for x in journal.records)
+    skipped = altered("nvbench", "why \ud800", "benchmarks", 0, "states", 2, "skip_reason")
+    assert b"why ?" in encode(only(made("nvbench", [skipped])).records[-1])
 
 
 @pytest.mark.parametrize(
@@ -367,6 +372,40 @@ def test_what_google_benchmark_skipped_has_no_time(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     (record,) = only(made("google-benchmark", [path])).records
     assert (record.status, record.reason, record.primary) == ("error", "no AVX here", ())
+
+
+def test_googles_complexity_is_no_benchmark(tmp_path: Path) -> None:
+    document = json.loads((EXAMPLES / "google_benchmark.json").read_text())
+    before = len({x["run_name"] for x in document["benchmarks"]})
+    fitted = {"run_name": "BM_Sort", "run_type": "aggregate", "time_unit": "ns"}
+    document["benchmarks"] += [
+        fitted | {"name": "BM_Sort_BigO", "aggregate_name": "BigO", "real_coefficient": 2.0, "big_o": "N"},
+        fitted | {"name": "BM_Sort_RMS", "aggregate_name": "RMS", "rms": 0.1},
+    ]
+    path = tmp_path / "complexity.json"
+    path.write_text(json.dumps(document))
+    assert len({x.case.name for x in only(made("google-benchmark", [path])).records}) == before
+
+
+@pytest.mark.parametrize(("value", "said"), [(math.nan, "no finite number"), (-1.0, "below 0 and no time")])
+def test_nvbenchs_samples_are_times(tmp_path: Path, value: float, said: str) -> None:
+    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
+    (samples,) = (tmp_path / "nvbench.json-bin").iterdir()
+    raw = samples.read_bytes()
+    samples.write_bytes(struct.pack("<f", value) + raw[4:])
+    with pytest.raises(InputError, match=rf"{samples.name}: sample 1: .*{said}"):
+        made("nvbench", [tmp_path / "nvbench.json"])
+
+
+def test_what_a_journal_refuses_is_said_of_the_file(altered: Callable[..., Path], home: Home) -> None:
+    """The journal that is made of it lies in a folder that is gone."""
+    path = altered("pytest-benchmark", 1e300, "benchmarks", 1, "stats", "iterations")
+    name = only(made("pytest-benchmark", [path])).records[1].case.full_name
+    with pytest.raises(InputError, match=rf"^{path.name}: benchmark {re.escape(name)}: batch: 1\d+ is not within"):
+        take_in("pytest-benchmark", [path], home)
+    path = altered("guidellm", "0\x001", "metadata", "guidellm_version")
+    with pytest.raises(InputError, match=rf"^{path.name}: harness: .* is no name"):
+        take_in("guidellm", [path], home)
 
 
 def test_tests_of_two_classes_may_share_a_name(tmp_path: Path) -> None:

@@ -538,6 +538,67 @@ def test_of_two_journals_of_a_run_the_longer_counts(make_run: MakeRun, literal: 
         assert ",incorrect," in table, "what turned out wrong is not shown as right"
 
 
+def test_shards_of_a_run_are_one_run_whenever_they_come(make_run: MakeRun, tmp_path: Path) -> None:
+    """Another case is in each of the first two, and other seeds of a third case in the last two."""
+    journal = make_run(0, sizes=(1024, 2048, 4096))
+    cases = {x.case.full_name: x.case for x in journal.records}
+    one, two, three = cases
+    parts = {1: {one: (0, 1)}, 2: {two: (0, 1), three: (1,)}, 3: {three: (0,)}}
+    files = []
+    for number, part in parts.items():
+        request = msgspec.structs.replace(
+            journal.header.request,
+            cases=tuple(cases[x] for x in part),
+            seeds={x: numbers for x, numbers in part.items() if len(numbers) == 1},
+            shard=(number, 3),
+        )
+        records = [x for x in journal.records if x.replicate in part.get(x.case.full_name, ())]
+        files.append(tmp_path / f"{number}.jsonl")
+        files[-1].write_bytes(
+            b"".join(map(encode, [msgspec.structs.replace(journal.header, request=request), *records]))
+        )
+    build(files, tmp_path / "once", Settings(), {})
+    for day in (2, 0, 1):
+        built = build(files[day : day + 1], tmp_path / "daily", Settings(), {})
+    assert (built.runs, built.rows, built.skipped) == (1, 9, [])
+    for name in ("run/run-00.html", "journals/run-00.jsonl.gz", "operator/rms_norm.html"):
+        assert (tmp_path / "daily" / name).read_bytes() == (tmp_path / "once" / name).read_bytes()
+    assert build(files, tmp_path / "daily", Settings(), {}).written == 0
+    bare = Settings(journals="none")
+    assert build(files[1:], tmp_path / "bare", bare, {}).rows == 6
+    built = build(files[:1], tmp_path / "bare", bare, {})
+    assert built.rows == 6
+    assert built.skipped == [
+        f"{files[0]}: the site has rows of run run-00 that no shard here has; give all of its shards at once"
+    ]
+    built = build(files, tmp_path / "bare", bare, {})
+    assert (built.rows, built.skipped) == (9, [])
+
+
+def test_what_was_taken_from_a_site_is_made_again(make_run: MakeRun, literal: Any, tmp_path: Path) -> None:
+    """As of a folder that a job restored in part."""
+    files = []
+    first, second = make_run(0), make_run(1)
+    request = msgspec.structs.replace(second.header.request, verifies=first.header.run)
+    second = dataclasses.replace(second, header=msgspec.structs.replace(second.header, request=request))
+    for journal in (first, second):
+        files.append(tmp_path / f"{journal.header.run}.jsonl")
+        files[-1].write_bytes(b"".join(map(encode, [journal.header, *journal.records])))
+    out = tmp_path / "out"
+    build(files, out, Settings(), {})
+    page, copy = out / "run/run-00.html", out / "journals/run-00.jsonl.gz"
+    before = page.read_bytes(), copy.read_bytes()
+    page.unlink()
+    assert build(files[1:], out, Settings(), {}).skipped == []  # of the site's own copy of its journal
+    assert page.read_bytes() == before[0]
+    page.unlink()
+    copy.unlink()
+    told = f"1 run whose page or journal is not in {out} any more; give their journals again: run-00"
+    assert build(files[1:], out, Settings(), {}).skipped == [told]
+    assert build(files, out, Settings(), {}).skipped == []
+    assert (page.read_bytes(), copy.read_bytes()) == before
+
+
 def test_bad_journals_cost_themselves_only(site: Site, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{}\n")
     built = build([tmp_path / "bad.jsonl", site[2][0]], tmp_path / "out", Settings(), {})

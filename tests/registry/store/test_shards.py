@@ -14,8 +14,9 @@ from kernelmark.registry.store.index import Index
 from kernelmark.registry.store.journal import Journal, encode, read
 from kernelmark.registry.store.metric import LATENCY, Metric
 from kernelmark.registry.store.record import BOARDS, Ceiling, Footer, Request, boards
-from kernelmark.registry.store.shards import checked_beside, join
+from kernelmark.registry.store.shards import checked_beside, few, join
 from kernelmark.registry.store.transfer import import_journal
+from kernelmark.registry.views.summary import warnings
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -55,6 +56,44 @@ def test_a_shard_that_could_not_be_joined_is_refused_before_it_is_measured(shard
         checked_beside(home, RUN, (2, 4), seed=here.seed)
     with pytest.raises(InputError, match=r"in control \(None / gelu/x\)"):
         checked_beside(home, RUN, (2, 3), control="gelu/x")
+
+
+def test_shards_that_are_cut_from_two_plans_are_no_run(shard, home, literal, tmp_path):
+    """They would have a case twice, lack another, and pass for whole."""
+    import_journal(shard(1), home)
+    here = read(home.shards / f"{RUN}.1-of-3.jsonl").header
+
+    def asked(*names, **changes):
+        return Request(cases=tuple(literal.case(name=x) for x in names), implementations=("torch",), **changes)
+
+    def file(number, request):
+        header = literal.header(run=RUN, request=replace(request, shard=(number, 3)), replicates=2)
+        path = tmp_path / "other.jsonl"
+        path.write_bytes(encode(header))
+        return path
+
+    checked_beside(home, RUN, (2, 3), asked("S2"), seed=here.seed)
+    seeds = {literal.case(name="S1").full_name: (1,)}
+    for request in (asked("S2", "S1"), asked("S1", seeds=seeds)):
+        with pytest.raises(InputError, match=r"differs from this one in cases: both have \S+/S1, so they are not"):
+            checked_beside(home, RUN, (2, 3), request, seed=here.seed)
+        with pytest.raises(InputError, match=r"differ in cases: both have \S+/S1, .*: they are no one run"):
+            import_journal(file(2, request), home)
+    with pytest.raises(InputError, match="differs from this one in caches, deadline_s: measure"):
+        checked_beside(home, RUN, (2, 3), asked("S2", caches=("hot",), deadline_s=9.0), seed=here.seed)
+    with pytest.raises(InputError, match="differ in caches: they are no one run"):
+        import_journal(file(2, asked("S2", caches=("hot",))), home)
+    import_journal(shard(2), home)
+
+
+def test_a_run_says_which_of_its_shards_are_not_here(shard, home):
+    for number, missing in ((2, "1/3, 3/3"), (3, "1/3"), (1, "")):
+        import_journal(shard(number), home)
+        joined = read(home.find(RUN))
+        assert ", ".join(f"{i}/{n}" for i, n in joined.header.request.missing) == missing
+        told = [x for x in warnings(joined, ()) if x.startswith("Incomplete")]
+        assert told == [f"Incomplete: not here are shards {missing}; what was measured is shown."] * bool(missing)
+    assert few([(x, 99) for x in range(1, 11)]) == "1/99, 2/99, 3/99, 4/99, 5/99, 6/99, 7/99, 8/99 and 2 more"
 
 
 def test_one_run_comes_of_them_in_any_order(shard, home, literal):

@@ -70,6 +70,10 @@ RUN = ("fleet", "run", "--operator", "gelu", "--operator", "softmax")
         (("run", "--parallel", "--gpus", "0"), "one shard a GPU, so at least two of them"),
         (("run", "--parallel", "--gpus", "0,x"), "numbers as nvidia-smi lists them"),
         (("run", "--parallel", "--gpus", "0,1", "--run", "a"), "--parallel cuts the plan itself"),
+        (
+            ("run", "--plan", "30s", "--device", "cpu", "--shard", "1/2", "--run", "x", "--seed", "1"),
+            "plan '30s' has budget_s = 30, a limit for a run in one piece: shards would each leave out rows",
+        ),
         (("run", "--control", "gelu/x", "--device", "cpu"), "--control is the case that all shards have"),
     ],
 )

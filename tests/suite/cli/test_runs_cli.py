@@ -195,6 +195,19 @@ def test_a_run_is_deleted_whole_and_not_while_a_shard_is_measured(call: Call, ho
     assert not (home.scratch / NEW).exists()
 
 
+def test_what_was_delivered_of_a_run_is_deleted_and_not_while_it_is_driven(call: Call, home: Home) -> None:
+    """Else `run --resume RUN --parallel` would take it in again."""
+    delivered = home.fleet / NEW / "deliveries" / "1-aaaa" / "journal.jsonl"
+    delivered.parent.mkdir(parents=True)
+    delivered.write_bytes(home.journal(NEW).read_bytes())
+    with FileLock(home.fleet / NEW / "driver.lock"):
+        assert call("runs", "delete", NEW, "--yes")[0] == 2
+        assert delivered.exists()
+    assert str(home.fleet / NEW) in call("runs", "delete", NEW)[1]
+    assert call("runs", "delete", NEW, "--yes")[0] == 0
+    assert not (home.fleet / NEW).exists()
+
+
 def test_the_home_of_the_user(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "config.toml"
     monkeypatch.setenv("KERNELMARK_CONFIG", str(config))

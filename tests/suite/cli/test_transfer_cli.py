@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,8 +16,9 @@ from kernelmark.registry.importers.formats import FORMATS
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Journal, encode
 from kernelmark.registry.store.metric import Metric
-from kernelmark.registry.store.record import Case, Header, Measurement, Record
+from kernelmark.registry.store.record import Case, Header, Measurement, Record, Request
 from kernelmark.registry.tracking.store import Ingested, Store, StoreError
+from kernelmark.suite.cli import results, transfer
 from kernelmark.suite.cli.transfer import command_export, command_import, command_sync
 
 # MLflow 3.17.2 calls what SQLAlchemy 2.1 deprecates: not ours to mend.
@@ -61,6 +63,24 @@ def down(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+
+
+def test_a_shard_that_is_taken_in_says_which_are_not_here(journal: Path) -> None:
+    header = msgspec.structs.replace(HEADER, request=Request(cases=(CASE,), shard=(2, 3)))
+    journal.write_bytes(encode(header) + encode(RECORD))
+    done = CliRunner().invoke(command_import, [str(journal), "--no-sync"], catch_exceptions=False)
+    assert f"{RUN}: not here yet: shards 1/3, 3/3\n" in done.stdout
+
+
+def test_rows_that_a_run_had_already_are_told_too(
+    journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    for created, updated, told in ((2, 0, "2 rows recorded;"), (0, 3, "0 rows recorded, 3 updated;")):
+        done = SimpleNamespace(ingested=[Ingested(RUN, created, updated, 0, "link")], unreadable={})
+        monkeypatch.setattr(transfer, "fill", lambda home, runs, done=done: done)
+        results._record(Journal(HEADER, (RECORD,)), Home(tmp_path))
+        assert told in capsys.readouterr().out
 
 
 def test_import_then_sync_then_export(journal: Path, tmp_path: Path) -> None:

@@ -58,6 +58,27 @@ def test_a_narrowed_one_with_its_filters(tmp_path):
     assert found.plan_file is None
 
 
+def test_shards_side_by_side_are_measured_so_again(tmp_path):
+    """How many they are is a condition: what was measured alone does not compare."""
+    plan = plans.load("quick", CATALOG, "cpu")
+    made = header(plan, conditions={"device": "cpu", "parallel": "2"})
+    request = msgspec.structs.replace(made.request, control=plan.cases[0].full_name)
+    found = repeat(msgspec.structs.replace(made, request=request), Home(tmp_path), CATALOG)
+    assert found.line.endswith(f"--device cpu --parallel --gpus 0,1 --control {plan.cases[0].full_name}")
+    assert found.warnings == ()
+    alone = msgspec.structs.replace(request, shard=(1, 2), seeds={plan.cases[0].full_name: (1,)})
+    for conditions, asked in (
+        ({"parallel": "2"}, alone),
+        ({"parallel": "shared"}, request),
+        ({"parallel": "; ls"}, request),
+    ):
+        changed = msgspec.structs.replace(made, request=asked, conditions=conditions)
+        found = repeat(changed, Home(tmp_path), CATALOG)
+        assert "--parallel" not in found.command
+        assert f"at the same time (parallel = {conditions['parallel']}), which the command" in found.warnings[-1]
+        assert any("has some of its cases' seeds only" in x for x in found.warnings) == (asked is alone)
+
+
 def test_in_an_image_by_its_digest(tmp_path):
     found = repeat(header(plans.load("quick", CATALOG, "cpu"), DIGEST), Home(tmp_path), CATALOG)
     assert found.command[:3] == ("kernelmark", "bench", DIGEST)

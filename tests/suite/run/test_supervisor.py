@@ -217,13 +217,14 @@ def test_two_at_once(make):
 
 
 def header_of(run: Run, **changes) -> Header:
+    commit, dirty = supervisor.fingerprint.commit(run.source)
     fields = {
         "schema_version": 2,
         "run": run.name,
         "created": "2026-11-21T00:00:00Z",
         "harness": "0.1.0",
-        "commit": supervisor.fingerprint.commit(run.source)[0],
-        "dirty": False,
+        "commit": commit,
+        "dirty": dirty,
         "plan": "tiny",
         "seed": 1,
         "replicates": run.plan.replicates,
@@ -287,6 +288,38 @@ def test_resume_after_the_operator_was_changed(make, root):
     with pytest.raises(NotResumable, match="operator double was changed since run"):
         supervisor.resume("latest", run.home, Catalog.of(root.with_name("moved")), Silent())
     assert NotResumable.exit_code == 4
+
+
+def test_resume_of_a_clean_tree_in_one_with_changes(make, monkeypatch):
+    """The header says of all rows that their commit is what was measured."""
+    monkeypatch.setattr(supervisor.fingerprint, "conditions", lambda device, facts: {})
+    run = make(commit=("c" * 40, True))
+    run.past = Journal(header_of(run, commit="c" * 40, dirty=True))
+    run._header({}, None)
+    run.past = Journal(header_of(run, commit="c" * 40, dirty=False))
+    with pytest.raises(NotResumable, match="conditions changed: commit: uncommitted changes now, and none then"):
+        run._header({}, None)
+
+
+def test_a_shard_that_is_none_of_the_runs_that_are_here_measures_nothing(make):
+    run = make(request=Request(shard=(2, 2)), commit=("c" * 40, False))
+    there = run.plan.request([], Request(shard=(1, 2)))
+    conditions = supervisor.fingerprint.conditions("cpu", {})
+    same = {
+        "plan": run.plan.name,
+        "key": supervisor.fingerprint.key(conditions),
+        "harness": supervisor.__version__,
+    }
+    path = run.path.with_name(run.path.name.replace("2-of-2", "1-of-2"))
+    for dirty, told in ((False, "cases: both have double/"), (True, "dirty, cases")):
+        with Writer(path) as writer:
+            writer.write(
+                header_of(run, **same, request=there, commit="c" * 40, dirty=dirty, conditions=conditions)
+            )
+        with pytest.raises(InputError, match=rf"differs from this one in {told}.*Nothing was measured"):
+            run._header({}, None)
+        assert not run.path.exists()
+        path.unlink()
 
 
 def test_resume_on_another_gpu_of_the_same_kind(make, monkeypatch):
