@@ -398,7 +398,8 @@ class Run:
         return max(x for x in worlds if self._too_few(x) is None)
 
     def _wanted(self, cell: Cell, replicate: int) -> bool:
-        mine = replicate in self.plan.numbers(cell.case)
+        seeds = self.plan.seeds.get(cell.case.full_name)  # a comparison has as many replicates as it takes
+        mine = seeds is None or replicate in seeds
         return mine and (cell.identity, replicate) not in self._done and cell.identity not in self._settled
 
     def _replicate(self, replicate: int, environment: str, cells: dict[int, Cell]) -> None:
