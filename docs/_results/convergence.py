@@ -30,10 +30,7 @@ def convergence() -> list[str]:
 def _long() -> list[str]:
     """Arms of 10,000 steps, of the seeds that are there."""
     made = journal(LONG)
-    last = {
-        name: {x.replicate: y[-1] for x in made.records if x.implementation == name and (y := _curve(x))}
-        for name in ("torch", "kernelmark_graph", "kernelmark_fp8_1x128", "float8_tensorwise")
-    }
+    last = _last(made, "torch", "kernelmark_graph", "kernelmark_fp8_1x128", "float8_tensorwise")
     base = last.pop("torch")
     off = {
         name: " and ".join(figures.percent(found[x] / base[x] - 1, 2) for x in sorted(found.keys() & base.keys()))
@@ -51,8 +48,8 @@ def _long() -> list[str]:
         _arms(LONG),
         "Tokens a second × PyTorch's eager step, on a GPU beside which another worked: ours in a graph "
         f"{figures.ratio(by['kernelmark_graph'])}, ours in 8 bits {figures.ratio(by['kernelmark_fp8_1x128'])}, "
-        f"torchao's compiled {figures.ratio(by['float8_tensorwise'])}. Each seed is a shard of the run; one is "
-        "begun and two have nothing yet. Sparse attention, the fifth arm that is asked for, was not run.",
+        f"torchao's compiled {figures.ratio(by['float8_tensorwise'])}. Each seed is a shard of "
+        "the run. Sparse attention, the fifth arm that is asked for, was not run.",
     ]
 
 
@@ -113,10 +110,7 @@ def _speeds(made: Journal) -> dict[str, float]:
 def _from_random() -> list[str]:
     """Arms beside their base, from random weights."""
     made = journal(CONVERGED)
-    last = {
-        name: {x.replicate: y[-1] for x in made.records if x.implementation == name and (y := _curve(x))}
-        for name in ("torch", "kernelmark_graph", "lost_20")
-    }
+    last = _last(made, "torch", "kernelmark_graph", "lost_20")
     base, ours = last["torch"], last["kernelmark_graph"]
     seen = [dict(zip(x.samples["validated_step"], x.samples["bits_by_step"], strict=True)) for x in _trained(made)]
     early = {step: " to ".join(f"{f(x[step] for x in seen):.2f}" for f in (min, max)) for step in (125, 250)}
@@ -142,6 +136,14 @@ def _from_random() -> list[str]:
         "allowed. Rounding to 8 bits alone takes it .45 and .21 at a quarter of the batch, two seeds, further "
         "than any other parameter (`truth/e4m3-change-86m.txt`).",
     ]
+
+
+def _last(made: Journal, *names: str) -> dict[str, dict[int, float]]:
+    """By arm and seed, the bits a byte after the last step."""
+    return {
+        name: {x.replicate: y[-1] for x in made.records if x.implementation == name and (y := _curve(x))}
+        for name in names
+    }
 
 
 def _trained(made: Journal) -> list[Measurement]:

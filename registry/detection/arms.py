@@ -11,7 +11,6 @@ from typing import Literal
 
 import msgspec
 
-from ..figures import DASH
 from ..store.journal import Journal
 from ..store.metric import Equivalence, Summary, summarized
 from ..store.record import EAGER, Case, Measurement, Record, Status
@@ -44,11 +43,6 @@ class Point(msgspec.Struct, frozen=True):
         if self.found.change is not None:
             return self.found.change
         return self.arm / self.base - 1 if self.base else None
-
-    @property
-    def told(self) -> str:
-        """The difference in words."""
-        return DASH if self.difference is None else f"{self.difference:+.2%}"
 
 
 class Beside(msgspec.Struct, frozen=True):

@@ -236,14 +236,20 @@ class _Site:
         """Takes in runs that came as shards, each as one run: with those shards that came before, which are among
         the sources that are `old`, or which the site has kept.
         """
+        kept = self.output / "journals" / "shards"
+        earlier: dict[str, list[Path]] = {}
+        for path in (*old, *kept.glob("*.jsonl.gz")) if shards else ():
+            header = read_header(path)
+            if header is not None and header.request.shard is not None:
+                earlier.setdefault(header.run, []).append(path)
         for name, new in shards.items():
-            kept = self.output / "journals" / "shards"
             try:
-                others = [*old, *kept.glob(f"{file_name(name)}.*.jsonl.gz")]
-                there = [read(x) for x in others if (y := read_header(x)) and y.run == name and y.request.shard]
-                # Of two of the same shard the longer.
-                parts = sorted((*(x.journal for x in new), *there), key=lambda x: -len(x.records))
-                raw = whole(parts)
+                parts: dict[tuple[int, int] | None, Journal] = {}
+                for part in (*map(read, earlier.get(name, ())), *(x.journal for x in new)):
+                    shard = part.header.request.shard
+                    if shard not in parts or len(part.records) > len(parts[shard].records):
+                        parts[shard] = part
+                raw = whole([*parts.values()])
             except InputError as error:
                 self.built.skipped += [f"{x.path}: {error}" for x in new]
                 continue
@@ -258,7 +264,9 @@ class _Site:
                 continue
             digests = {x.digest for x in new}
             for x in new if self.settings.journals == COPIED else ():
-                number, count = x.journal.header.request.shard or (1, 1)
+                number, count = shard = x.journal.header.request.shard or (1, 1)
+                if parts[shard] is not x.journal:  # a beginning of what is kept
+                    continue
                 kept.mkdir(parents=True, exist_ok=True)
                 copy = x.raw if x.path.suffix == ".gz" else gzip.compress(x.raw, mtime=0)
                 self._write(f"journals/shards/{file_name(name)}.{number}-of-{count}.jsonl.gz", copy)

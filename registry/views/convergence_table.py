@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from .. import figures
-from ..detection.arms import Arm, Beside, arms, rates_tried
+from ..detection.arms import Arm, Beside, Point, arms, rates_tried
 from ..detection.convergence import SHARE
 from ..store.journal import Journal
 from .table import Block, Column, Page, Table, Text, line
@@ -61,7 +61,7 @@ def rows_of(x: Arm) -> list[tuple[str, ...]]:
                 f"{point.step:,}",
                 f"{point.base:.4f}",
                 f"{point.arm:.4f}",
-                point.told,
+                difference(point),
                 interval,
                 f"{x.steps.ratio:.3f}" if last and x.steps and x.steps.ratio is not None else "",
                 f"{x.matched.speedup:.3f}" if last and x.matched else "",
@@ -75,6 +75,11 @@ def _at(steps: list[int]) -> str:
     """The steps of one remark, in words."""
     *others, last = steps
     return ", ".join([*(f"{x:,}" for x in others), figures.counted(last, "step")])
+
+
+def difference(x: Point) -> str:
+    """How far an arm is from its base, in words."""
+    return figures.DASH if x.difference is None else f"{x.difference:+.2%}"
 
 
 def told(x: Beside) -> str:

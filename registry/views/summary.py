@@ -12,7 +12,7 @@ from ..analysis.rows import FASTER, Row, category
 from ..analysis.speedups import excludes_one, mean_bounds
 from ..analysis.statistics import geometric_mean
 from ..store.journal import Journal
-from ..store.record import SLOWED, Header, boards
+from ..store.record import SLOWED, Header, Request, boards
 from ..store.shards import few
 from .grouping import CaseRows, cases
 
@@ -151,19 +151,22 @@ def commit(header: Header) -> str:
     return header.commit[:12] + (" + uncommitted changes" if header.dirty else "")
 
 
+def _lacking(request: Request) -> str:
+    """Why a run is not whole, in words."""
+    if request.missing:
+        return f"not here are shards {few(request.missing)}"
+    joined = bool(request.hosts)  # of shards, each of which may be done
+    what = "shards of the run are missing, or one was stopped" if joined else "the run was stopped"
+    return f"{what} before its plan was done"
+
+
 def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
     """What a reader must know before any number."""
     out = []
     if journal.header.device == "cpu":
         out.append("CPU run: every number here is of the host's processor, not of a GPU.")
     if not any(x.complete for x in journal.footers):
-        request = journal.header.request
-        joined = bool(request.hosts)  # of shards, each of which may be done
-        what = "shards of the run are missing, or one was stopped" if joined else "the run was stopped"
-        what += " before its plan was done"
-        if request.missing:
-            what = f"not here are shards {few(request.missing)}"
-        out.append(f"Incomplete: {what}; what was measured is shown.")
+        out.append(f"Incomplete: {_lacking(journal.header.request)}; what was measured is shown.")
     if (count := len(boards(journal.header, journal.records))) > 1:
         out.append(f"Measured on {count} boards of one kind: intervals hold the spread between them, too.")
     if journal.torn:

@@ -17,6 +17,7 @@ from ..detection.techniques import ACTIVATIONS, MOVED, Bought, Quality, Setting,
 from ..escape import markdown
 from ..store.journal import Journal
 from ..store.record import EAGER
+from .convergence_table import difference
 
 NOT_SHOWN = "quality not shown"
 PRECISIONS: Mapping[str, str] = {
@@ -248,7 +249,7 @@ def _stable(arm: Arm, point: Point) -> tuple[str, ...]:
         markdown(arm.case),
         f"{point.base:.4f}",
         f"{point.arm:.4f}",
-        point.told,
+        difference(point),
         interval,
         e.kind if arm.named else f"{e.kind}; {figures.percent(arm.share)} in 8 bits, no name for it",
     )
@@ -336,7 +337,7 @@ def _compression(arm: Arm, row: Row) -> tuple[str, ...]:
         figures.ratio(row.value("compression_ratio")),
         figures.percent(row.value("compression_accuracy"), 1),
         "1.0×, 94 %",
-        f"{last.told} after {last.step:,} steps" if last else figures.DASH,
+        f"{difference(last)} after {last.step:,} steps" if last else figures.DASH,
         arm.overall,
     )
 

@@ -564,6 +564,13 @@ def test_shards_of_a_run_are_one_run_whenever_they_come(make_run: MakeRun, tmp_p
     for name in ("run/run-00.html", "journals/run-00.jsonl.gz", "operator/rms_norm.html"):
         assert (tmp_path / "daily" / name).read_bytes() == (tmp_path / "once" / name).read_bytes()
     assert build(files, tmp_path / "daily", Settings(), {}).written == 0
+    begun = tmp_path / "begun.jsonl"
+    begun.write_bytes(b"".join(files[1].read_bytes().splitlines(keepends=True)[:3]))
+    copy = tmp_path / "daily" / "journals" / "shards" / "run-00.2-of-3.jsonl.gz"
+    before = copy.read_bytes()
+    built = build([begun], tmp_path / "daily", Settings(), {})
+    assert (built.rows, built.skipped) == (9, [])
+    assert copy.read_bytes() == before  # the beginning of a shard takes no longer one's place
     bare = Settings(journals="none")
     assert build(files[1:], tmp_path / "bare", bare, {}).rows == 6
     built = build(files[:1], tmp_path / "bare", bare, {})
