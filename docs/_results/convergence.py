@@ -6,7 +6,7 @@ import itertools
 from statistics import median
 
 from kernelmark.registry import figures
-from kernelmark.registry.detection.arms import Arm, arms, differences
+from kernelmark.registry.detection.arms import Point, arms, differences
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Measurement, Record
 from kernelmark.registry.views import convergence_table
@@ -28,29 +28,47 @@ def convergence() -> list[str]:
 
 
 def _long() -> list[str]:
-    """Arms of 10,000 steps, of the seeds that are there."""
+    """Arms of 10,000 steps."""
     made = journal(LONG)
     last = _last(made, "torch", "kernelmark_graph", "kernelmark_fp8_1x128", "float8_tensorwise")
     base = last.pop("torch")
-    off = {
-        name: " and ".join(figures.percent(found[x] / base[x] - 1, 2) for x in sorted(found.keys() & base.keys()))
-        for name, found in last.items()
-    }
+    found = {x.name: x for x in arms(made)}
+    ours, coarse = found["kernelmark_graph"], found["kernelmark_fp8_1x128"]
+    torchao = found["float8_tensorwise"]
+    early = "; ".join(
+        f"after {x.step:,} {figures.percent(low, 2)} to {figures.percent(high, 2)}"
+        for x in ours.points[:-1]
+        for low, high in [_bounds(x)]
+    )
+    low, high = _bounds(ours.points[-1])
     by = _speeds(made)
+    seeds = len(last["float8_tensorwise"])
+    ends = sorted(base.values())
     return [
-        "### 10,000 steps, as far as they came",
-        f"{len(base)} seeds of five: fewer than five decide nothing. PyTorch's arm ends at "
-        f"{' and '.join(figures.number(base[x], 4) for x in sorted(base))} bits a byte. From the base of their "
-        f"seed our kernels in bf16 are {off['kernelmark_graph']}, ours in 8 bits by scales of 128 elements "
-        f"{off['kernelmark_fp8_1x128']}, torchao's 8 bits by tensor {off['float8_tensorwise']}. The margin is "
-        "0.25 %. After 1,000 steps arms are still per cents from their base, as below.",
+        "### 10,000 steps",
+        f"PyTorch's arm ends at {figures.number(ends[0], 4)} to {figures.number(ends[-1], 4)} bits a byte, by "
+        f"seed. **After 10,000 steps our kernels in bf16 are as good as PyTorch's**: the interval of the "
+        f"difference is {figures.percent(low, 2)} to {figures.percent(high, 2)}, and the margin 0.25 %, at "
+        f"{figures.ratio(by['kernelmark_graph'])} the tokens a second. The rule asks for it after 1,000 and 5,000 "
+        f"steps, too, where seeds are still further apart ({early}): so the arm's verdict is *inconclusive*. "
+        f"Ours in 8 bits, by scales of 128 elements, at {figures.ratio(by['kernelmark_fp8_1x128'])}, and "
+        f"torchao's by tensor, compiled, at {figures.ratio(by['float8_tensorwise'])}, are on average "
+        f"{figures.percent(coarse.points[-1].difference, 2)} and "
+        f"{figures.percent(torchao.points[-1].difference, 2)} worse ({seeds} of torchao's seeds ran), within the "
+        "margin; their intervals reach beyond it. What decides more cheaply is a checkpoint, below.",
         origin(made),
         _arms(LONG),
-        "Tokens a second × PyTorch's eager step, on a GPU beside which another worked: ours in a graph "
-        f"{figures.ratio(by['kernelmark_graph'])}, ours in 8 bits {figures.ratio(by['kernelmark_fp8_1x128'])}, "
-        f"torchao's compiled {figures.ratio(by['float8_tensorwise'])}. Each seed is a shard of "
-        "the run. Sparse attention, the fifth arm that is asked for, was not run.",
+        "Tokens a second × PyTorch's eager step are of a GPU beside which another worked. Each seed is a shard of "
+        "the run. Two shards were gone on with on another GPU of the kind. The last "
+        "seed of torchao's arm and sparse attention, the fifth arm that is asked for, were not run.",
     ]
+
+
+def _bounds(x: Point) -> tuple[float, float]:
+    """The 95 % interval of an arm's difference after a step."""
+    assert x.found.low is not None
+    assert x.found.high is not None
+    return x.found.low, x.found.high
 
 
 def _continued() -> list[str]:
@@ -61,7 +79,7 @@ def _continued() -> list[str]:
     curve = _trained(made)[0].samples["bits_by_step"]
     beyond = {name: found[name].steps for name in ("float8_tensorwise", "lost_20")}
     upper = {name: figures.number(x.high, 4) for name, x in beyond.items() if x is not None and x.high is not None}
-    widest = max(abs(y) for y in _interval(found["kernelmark_graph"]))
+    widest = max(abs(y) for y in _bounds(found["kernelmark_graph"].points[-1]))
     by = _speeds(made)
     (own,) = differences(made).values()
     before = {name: figures.percent(x[0.0][1], 3) for name, x in own.items()}
@@ -88,14 +106,6 @@ def _continued() -> list[str]:
         f"fp16 compiled {figures.ratio(by['fp16_scaled'])}, torchao's compiled "
         f"{figures.ratio(by['float8_tensorwise'])}. Six of the plan's twelve arms; the others were not run.",
     ]
-
-
-def _interval(arm: Arm) -> tuple[float, float]:
-    """The 95 % interval of an arm's difference after its last step."""
-    found = arm.points[-1].found
-    assert found.low is not None
-    assert found.high is not None
-    return found.low, found.high
 
 
 def _speeds(made: Journal) -> dict[str, float]:
