@@ -39,6 +39,7 @@ from . import _muon as muon
 from . import _pieces as pieces
 from . import _yardstick as yardstick
 from ._arms import ArmTrainer
+from ._coarse_products import NOTHING, Rounding
 from ._continued import CONTINUES
 from ._hooks import HOOKS, way
 from ._parallel import WAYS
@@ -226,12 +227,13 @@ def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
 @dataclass
 class Prepared:
     """What all systems of a case share in a process: the answer; of a large model how far rounding alone takes
-    three steps from it (see `_yardstick`); and, once they are measured, the rates of its limit in FLOP/s and
-    bytes/s.
+    three steps from it (see `_yardstick`), with products in 8 bits what these alone do (see `_coarse_products`);
+    and, once they are measured, the rates of its limit in FLOP/s and bytes/s.
     """
 
     expected: answer.Expected
     rounding: float = 0.0
+    coarse: Rounding = NOTHING
     rates: tuple[float, float] | None = None
 
 
@@ -283,6 +285,18 @@ def prepare_large(case: Case, session: Session) -> Prepared:
         session.device.release()
 
 
+def prepare_coarse(case: Case, session: Session) -> Prepared:
+    """The answer where products may be in 8 bits, and how far rounding to these alone takes a step from it."""
+    r = read(case)
+    found = (prepare_large if r.large else prepare)(case, session)
+    with session.device.growing() if r.large else nullcontext():
+        try:
+            held = r.checked if sliced(case) else r
+            return replace(found, coarse=coarse_products.rounding(held, catalog(), session, found.expected))
+        finally:
+            session.device.release()
+
+
 def prepare_averaged(case: Case, session: Session) -> Prepared:
     """`prepare` where each rank has sequences of its own: it computes the answer to these."""
     r = read(case)
@@ -303,6 +317,11 @@ def is_averaged(case: Case) -> bool:
     return case.world > 1 and sharing(case) == 1 and not read(case).hidden
 
 
+def is_coarse(r: Recipe) -> bool:
+    """Whether products may be in 8 bits, and AdamW steps all weights."""
+    return r.products == "e4m3" and not r.hidden
+
+
 def sliced(case: Case) -> bool:
     """Whether systems of a case are checked with its model's first layers alone: in one process."""
     r = read(case)
@@ -314,6 +333,8 @@ def prepared(case: Case, session: Session) -> Prepared:
     r = read(case)
     if is_averaged(case):
         return prepare_averaged(case, session)
+    if is_coarse(r):
+        return prepare_coarse(case, session)
     if r.large:
         return prepare_large(case, session)
     return (prepare_muon if r.hidden else prepare)(case, session)
@@ -363,6 +384,11 @@ def stepping(r: Recipe, system: Any) -> Trainer:
         trainer: Trainer = system
         return trainer
     return EngineTrainer(r, system) if hasattr(system, "start") else WholeTrainer(r, system)
+
+
+def in_8_bits(trainer: Trainer, r: Recipe) -> bool:
+    """Whether a system of the recipe multiplies so."""
+    return bool(getattr(trainer, "products", r.products) == "e4m3")
 
 
 class Program:
@@ -509,8 +535,8 @@ class Program:
         if r.hidden:
             check = muon.check_weights
         elif self.bound.change < inf:
-            if getattr(trainer, "products", r.products) == "e4m3":
-                check = coarse_products.check_weights
+            if in_8_bits(trainer, r):
+                check = partial(coarse_products.check_weights, rounds=self.prepared.coarse)
             elif r.state == "master32" and not r.large:
                 # What is allowed for a rounding in each step hides an update without a correction of biases.
                 check = partial(answer.check_weights, roundings=1)
@@ -528,7 +554,10 @@ class Program:
 
     def _checked(self, what: str, trainer: Trainer, loss: float, expected: answer.Step) -> None:
         loss = fmean(self.group.every(loss))
-        found = answer.check_step(what, trainer, loss, expected, self.bound)
+        check: Callable[..., float] = answer.check_step
+        if in_8_bits(trainer, self.recipe):
+            check = partial(coarse_products.check_step, rounds=self.prepared.coarse)
+        found = check(what, trainer, loss, expected, self.bound)
         self.errors["gradient_error"] = max(self.errors["gradient_error"], found)
         off = abs(loss - expected.loss) / abs(expected.loss)
         self.errors["loss_error"] = max(self.errors["loss_error"], off)
@@ -644,11 +673,20 @@ class Program:
             layers = self.recipe.checked.chosen.configuration.layers
             whole = self.recipe.chosen.configuration.layers
             told.append(f"checked with {layers} of its {whole} layers")
-        if self.errors["change_error"] > self.bound.change:
-            told.append(
-                f"three steps are off by more than {self.bound.change:g}, as PyTorch's own are by "
-                f"{self.prepared.rounding:.3g}: up to {yardstick.ROOM:g} times that is allowed"
-            )
+        by = "PyTorch's own are"
+        alone = {"gradient_error": 0.0, "change_error": self.prepared.rounding}
+        if in_8_bits(self.trainer, self.recipe):
+            by, found = "rounding to 8 bits alone makes them", self.prepared.coarse
+            alone = {"gradient_error": found.gradients.worst, "change_error": found.changes.worst}
+        for name, what, bound in (
+            ("gradient_error", "gradients", self.bound.gradient),
+            ("change_error", "three steps", self.bound.change),
+        ):
+            if self.errors[name] > bound:
+                told.append(
+                    f"{what} are off by more than {bound:g}, as {by} by {alone[name]:.3g}: up to "
+                    f"{yardstick.ROOM:g} times that is allowed"
+                )
         return (*told, *self.left.remarks)
 
 
@@ -685,8 +723,8 @@ class Train(Workload):
             how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
         else:
             how = (prepare, self.measure, *self.definition)
-        if r.products == "e4m3" and not r.hidden:
-            how += (coarse_products.check_weights,)
+        if is_coarse(r):
+            how += (prepare_coarse, *coarse_products.DEFINITION)
         return (*how, case.dtype, *own)
 
 
