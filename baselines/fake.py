@@ -11,7 +11,9 @@ from . import anthropic, bedrock, openai
 
 
 def _local(kind: type[Any]) -> Any:
-    """An endpoint's class, asked on this machine. Raises `ImportError` where its SDK is not installed."""
+    """An endpoint's class, asked on this machine. Raises `ImportError` where its SDK is not installed, which says
+    how it is: each needs another one, so that this file has no `REQUIRES` that would.
+    """
 
     class Local(kind):  # type: ignore[misc]  # a class of one of several
         local = True
@@ -20,7 +22,13 @@ def _local(kind: type[Any]) -> Any:
     def factory(case: Any) -> Any:
         import importlib
 
-        importlib.import_module({"openai": "openai", "anthropic": "anthropic", "bedrock": "boto3"}[name])
+        sdk = {"openai": "openai", "anthropic": "anthropic", "bedrock": "boto3"}[name]
+        try:
+            importlib.import_module(sdk)
+        except ModuleNotFoundError as error:
+            if error.name != sdk:
+                raise  # it is there, and lacks something itself
+            raise ImportError(f"{sdk} is not installed: pip install {sdk}") from None
         return Local()
 
     name = kind.__module__.rpartition(".")[2]

@@ -122,6 +122,8 @@ class Plan:
     """By operator, the implementations that its cases are to be held against."""
     seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Of a shard: by operator/case its replicates, where other shards have the rest. What is not in it has all."""
+    cut: str = ""
+    """Of a shard: a hash of what all shards have, each of them."""
 
     @classmethod
     def of(cls, header: Header) -> Plan | None:
@@ -144,6 +146,7 @@ class Plan:
             step_ms=asked.step_ms,
             peers=asked.peers,
             seeds=asked.seeds,
+            cut=asked.cut,
         )
 
     def request(self, cells: Sequence[Cell], besides: Request = NOTHING) -> Request:
@@ -173,6 +176,7 @@ class Plan:
             step_ms=self.step_ms,
             peers=dict(self.peers),
             seeds=dict(self.seeds),
+            cut=self.cut if besides.shard is not None else "",
         )
 
     def numbers(self, case: Case) -> Sequence[int]:

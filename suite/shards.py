@@ -6,6 +6,7 @@ replicates are seeds, and that takes longer than a part should, is cut by seed: 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -43,11 +44,19 @@ def cut(
     fewer cases, and seeds, than parts.
     """
     index, count = shard
-    mine = _parts(plan, cells, count, control, by_seed)[index - 1]
+    parts = _parts(plan, cells, count, control, by_seed)
+    mine = parts[index - 1]
     cases = tuple(x for x in plan.cases if x.full_name in mine)
     only = {key: names for key, names in plan.only.items() if key in mine}
     seeds = {key: numbers for key, numbers in mine.items() if len(numbers) < plan.replicates}
-    return replace(plan, cases=cases, only=only, seeds=seeds)
+    return replace(plan, cases=cases, only=only, seeds=seeds, cut=_digest(plan, parts))
+
+
+def _digest(plan: Plan, parts: Sequence[Part]) -> str:
+    """Tells one cut of a plan from that of another: all that its parts have, and by which definitions."""
+    specs = {x.full_name: x.spec for x in plan.cases}
+    said = [sorted((name, specs[name], sorted(numbers)) for name, numbers in part.items()) for part in parts]
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
 def measured(plan: Plan, cells: Sequence[Cell]) -> Plan:

@@ -133,9 +133,10 @@ def _rules(journal: Journal) -> dict[str, Equivalence]:
 def rates_tried(journal: Journal) -> dict[str, str | None]:
     """By case of the base, what is wrong with its learning rate; only where others were tried in the run.
 
-    Cases that differ in nothing but the rate are tries of one another.
+    Cases that differ in nothing but the rate are tries of one another. Each is known by its last losses, seed by
+    seed: rates are compared over the seeds that all of them have (`rate_tried`).
     """
-    losses: dict[tuple[object, ...], dict[float, float]] = {}
+    losses: dict[tuple[object, ...], dict[float, dict[int, float]]] = {}
     cases: dict[str, Case] = {}
     for record in journal.records:
         known = _judged(record.case) and "lr" in record.case.options
@@ -143,9 +144,8 @@ def rates_tried(journal: Journal) -> dict[str, str | None]:
             continue
         case = cases.setdefault(record.case.name, record.case)
         tried = losses.setdefault(_apart(case), {})
-        value = summarized(record.measurement.samples[PRIMARY], "last")
-        rate = float(case.options["lr"])
-        tried[rate] = min(value, tried.get(rate, value))
+        own = tried.setdefault(float(case.options["lr"]), {})
+        own[record.replicate] = summarized(record.measurement.samples[PRIMARY], "last")
     return {
         name: rate_tried(losses[_apart(case)], float(case.options["lr"]))
         for name, case in cases.items()

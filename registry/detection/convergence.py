@@ -155,11 +155,19 @@ def _bootstrap(values: Sequence[float]) -> tuple[float, float]:
     return exponential(float(low)), exponential(float(high))
 
 
-def rate_tried(losses: Mapping[float, float], used: float) -> str | None:
-    """What is wrong with a learning rate, given the loss of each one tried; None where it is near the best."""
+def rate_tried(losses: Mapping[float, BySeed], used: float) -> str | None:
+    """What is wrong with a learning rate, given the losses by seed of each one tried; None where that is near the
+    best.
+
+    The best has the least mean loss over the seeds that all rates have. By the least loss of any seed that rate
+    would win which was tried with more seeds, or had a lucky one; by means over its own, which had easier ones.
+    """
     if len(losses) < 5:
         return f"{len(losses)} rates were tried, at least 5 needed"
-    best = min(losses, key=lambda x: losses[x])
+    shared = set.intersection(*(set(x) for x in losses.values()))
+    if not shared:
+        return f"the {len(losses)} rates tried have no seed in common, by which they could be compared"
+    best = min(losses, key=lambda x: math.fsum(losses[x][seed] for seed in shared))
     if not 1 / FACTOR <= used / best <= FACTOR:
         return f"{used:g} is more than a factor of {FACTOR:g} from the best of {len(losses)} tried, {best:g}"
     return None

@@ -203,6 +203,7 @@ def _header(header: Header) -> Header:
     for case in request.cases:
         checked_case(case)
     checked_name(request.control, "control")
+    checked_name(request.cut, "cut")
     for name, seeds in request.seeds.items():
         checked_name(name, "seeds")
         for seed in seeds:

@@ -291,6 +291,8 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.lines = 0
+        """How many it has written."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._mend()
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by `close`)
@@ -324,6 +326,7 @@ class Writer:
         except OSError:
             os.truncate(self.path, start)
             raise
+        self.lines += 1
 
     def close(self) -> None:
         """Closes the file."""

@@ -180,9 +180,9 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tuning: dict[str, str] = {}
     """Autotuned kernels that ran, each with the configuration that won."""
     remarks: tuple[str, ...] = ()
-    """What the implementation had changed in the process of its rivals that the harness put back, who else was on
-    the GPU, why its energy is not known, why a row does not bear its name, and that other rows of its case were
-    measured on another board."""
+    """What the implementation had changed in the process of its rivals that the harness put back, that its answer
+    is of another dtype than its inputs, who else was on the GPU, why its energy is not known, why a row does not
+    bear its name, and that other rows of its case were measured on another board."""
     code: str | None = None
     """How many kernels a call launches, and a hash of their machine code, grids and arguments in order; None where
     it was not asked for or cannot be told."""
@@ -337,6 +337,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Of a shard: by operator/case the replicates of it that it has, where other shards have the rest."""
     shard: tuple[int, int] | None = None
     """(i, n): this journal holds the i-th of n shards of its run, counted from 1."""
+    cut: str = ""
+    """Of a shard: a hash of what each shard of its run has. Those of two plans, or of one that was cut otherwise,
+    may lack a case between them. Empty in older journals.
+    """
     missing: tuple[tuple[int, int], ...] = ()
     """Of a run that was joined from shards: those that were not there."""
     control: str | None = None

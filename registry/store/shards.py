@@ -54,7 +54,7 @@ def checked_beside(
         there = {x: header.request.control if x == "control" else getattr(header, x) for x in asked}
         apart = [f"{x} ({there[x]} / {asked[x]})" for x in asked if there[x] != asked[x]]
         if request is not None and not apart:
-            apart += _other_plan(header.request, request) + _shared(header.request, request, header.replicates)
+            apart += _other_plan(header.request, request) + _uncut(header.request, request, header.replicates)
         if header.request.shard is not None and header.request.shard[1] != shard[1]:
             apart.append(f"shards ({header.request.shard[1]} / {shard[1]})")
         if apart:
@@ -70,7 +70,7 @@ def checked_header(home: Home, header: Header) -> None:
         there = read_header(path)
         if there is None or there.request.shard in (None, header.request.shard):
             continue
-        if apart := _apart(there, header) + _shared(there.request, header.request, header.replicates):
+        if apart := _apart(there, header) + _uncut(there.request, header.request, header.replicates):
             raise InputError(
                 f"run {header.run} has shard {path.name} here, which differs from this one in {', '.join(apart)}. "
                 "Nothing was measured: measure this one as that one was, or under another name."
@@ -99,6 +99,8 @@ def join(journals: Sequence[Journal]) -> Journal:
         if both := had & own:
             raise InputError(f"shards of run {first.run} differ in {_twice(both)}: they are no one run.")
         had |= own
+    if len({x.header.request.cut for x in seen.values()} - {""}) > 1:
+        raise InputError(f"shards of run {first.run} differ in {_TWO_PLANS}: they are no one run.")
     ordered = _boards_told([seen[x] for x in sorted(seen)])
     missing = missing_of([x.header for x in ordered])
     measured = [(x, _own(x, first=not i)) for i, x in enumerate(ordered)]
@@ -111,6 +113,7 @@ def join(journals: Sequence[Journal]) -> Journal:
         parameters={key: count for x in ordered for key, count in x.header.request.parameters.items()},
         calls={key: count for x in ordered for key, count in x.header.request.calls.items()},
         seeds={},
+        cut="",
         shard=None,
         missing=tuple(missing),
     )
@@ -126,6 +129,31 @@ def join(journals: Sequence[Journal]) -> Journal:
         footers=_footers(ordered, bool(missing)),
         launches=tuple(y for x in ordered for y in x.launches),
     )
+
+
+def grew(there: Journal, given: Journal) -> bool | None:
+    """Of two journals that were joined of shards of one run, whether `given` has all that is there and more; None
+    where neither has all of the other, or where they are of two runs.
+    """
+    if _apart(there.header, given.header):
+        return None
+    old, new = _held(there), _held(given)
+    if old == new:
+        return len(given.header.request.missing) < len(there.header.request.missing)
+    return True if old < new else False if new < old else None
+
+
+def _held(joined: Journal) -> frozenset[bytes]:
+    """What shards brought, as lines that are alike however many others were joined with them: without boards,
+    which are told where shards' differ; without the control case, which is the first shard's; no footer the last.
+    """
+    control = joined.header.request.control
+    lines: list[Line] = [msgspec.structs.replace(x, complete=False) for x in joined.footers]
+    lines += [
+        msgspec.structs.replace(x, board=msgspec.UNSET) for x in joined.records if x.case.full_name != control
+    ]
+    lines += [msgspec.structs.replace(x, board=msgspec.UNSET) for x in joined.ceilings]
+    return frozenset(map(encode, [*lines, *joined.launches]))
 
 
 def _apart(first: Header, other: Header) -> list[str]:
@@ -152,15 +180,20 @@ def _parts(request: Request, replicates: int) -> set[tuple[str, int]]:
     return {(name, x) for name in names for x in request.seeds.get(name, every)}
 
 
-def _shared(first: Request, other: Request, replicates: int) -> list[str]:
-    """That two shards have the same of a case, if they have."""
-    both = _parts(first, replicates) & _parts(other, replicates)
-    return [_twice(both)] if both else []
+def _uncut(first: Request, other: Request, replicates: int) -> list[str]:
+    """That two shards are not cut from the same plan, if they are not: then they may both lack a case, and would
+    pass for a whole run.
+    """
+    if both := _parts(first, replicates) & _parts(other, replicates):
+        return [_twice(both)]
+    return [_TWO_PLANS] if first.cut and other.cut and first.cut != other.cut else []
 
 
 def _twice(both: Collection[tuple[str, int]]) -> str:
-    """Cut from two plans, they may both lack another case, and would pass for a whole run."""
     return f"cases: both have {short(min(both)[0])}, so they are not cut from the same plan"
+
+
+_TWO_PLANS = "what all shards together have, so they are not cut from the same plan"
 
 
 def _hosts(measured: Sequence[tuple[Header, Sequence[Case]]]) -> dict[str, str]:

@@ -15,8 +15,8 @@ from ..errors import InputError, unwritable
 from ..figures import counted
 from .home import LATEST, Home
 from .journal import Journal, content, parse, read
+from .shards import FEW, grew, lines_of, path_of, shards_of
 from .shards import join as joined
-from .shards import lines_of, path_of, shards_of
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
@@ -56,7 +56,8 @@ def import_journal(path: Path, home: Home) -> str:
     """Copies a journal, plain or compressed, into the home and returns its run.
 
     If the run is there already, the longer of the two journals stays, provided that the shorter is its
-    beginning: a run that was resumed elsewhere. Two journals that differ otherwise raise `InputError`.
+    beginning: a run that was resumed elsewhere; or of one that was joined from shards, that it has all that the
+    shorter has. Two journals that differ otherwise raise `InputError`.
     """
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the journals in it, {path}/*.jsonl*")
@@ -80,7 +81,8 @@ def import_journal(path: Path, home: Home) -> str:
                 _join(home, run)
                 return run
             there = _existing(home, run)
-            if there is None or _grew(whole_lines(there), lines, run, path):
+            here = [x.name for x in shards_of(home, run)]
+            if there is None or _grew(whole_lines(there), lines, run, path, here):
                 target = home.journal(run)
                 write_whole(target, b"".join(x + b"\n" for x in lines))
                 if there is not None and there != target:
@@ -123,11 +125,24 @@ def _existing(home: Home, run: str) -> Path | None:
     return next((x for x in paths if x.exists()), None)
 
 
-def _grew(there: Sequence[bytes], given: Sequence[bytes], run: str, path: Path) -> bool:
-    """Whether `given` continues `there`; False where it adds nothing."""
+def _grew(
+    there: Sequence[bytes], given: Sequence[bytes], run: str, path: Path, shards: Sequence[str] = ()
+) -> bool:
+    """Whether `given` continues `there`, which these `shards` were joined to; False where it adds nothing."""
     shared = min(len(there), len(given))
     if there[:shared] == given[:shared]:
         return len(given) > len(there)
+    old, new = (parse(b"".join(y + b"\n" for y in x), path) for x in (there, given))
+    # With some of its shards missing, a run's journal is no beginning of the whole one: both were made anew.
+    if old.header.request.missing or new.header.request.missing:
+        more = grew(old, new)
+        if more and shards:  # of which the journal is made again, without what they lack
+            raise InputError(
+                f"{path}: run {run} is here in shards, {', '.join(shards[:FEW])}, and this has more; nothing was "
+                "changed. Import the journals of the shards that are missing here"
+            )
+        if more is not None:
+            return more
     line = next(i for i in range(shared) if there[i] != given[i]) + 1
     raise InputError(
         f"{path}: run {run} is here already with other content from line {line} on. A journal only grows, "

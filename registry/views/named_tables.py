@@ -17,8 +17,9 @@ from ..analysis.rows import BANDWIDTH, THROUGHPUT, TOKENS, Row, rows
 from ..analysis.selection import EVERYTHING, Selection
 from ..errors import InputError
 from ..escape import markdown, plain
+from ..figures import counted
 from ..store.journal import Journal
-from ..store.record import EAGER
+from ..store.record import EAGER, PROVIDER, baseline
 from .grouping import cases
 
 HEADINGS = ("Kernel", "Our Latency (ms)", "Base Latency (ms)", "Speedup", "Metric", "Our Perf", "Base Perf")
@@ -49,7 +50,7 @@ class Pair:
 def pairs(journal: Journal, against: str | None = None, selection: Selection = EVERYTHING) -> tuple[Pair, ...]:
     """Every case that both sides have a time of, of the rows that are asked for.
 
-    Raises `InputError` where no case has a time of `against`; the message says of whom there are some.
+    Raises `InputError` where there is none; the message says what there is, and of whom.
     """
     found = rows(journal)
     known = peers(journal, found)
@@ -67,6 +68,16 @@ def pairs(journal: Journal, against: str | None = None, selection: Selection = E
     if not out and against is not None:
         names = ", ".join(sorted({x for y in known.values() for x in y})) or "none"
         raise InputError(f"no case has a time of ours and of {against!r}; baselines with times: {names}")
+    if not out:
+        timed = [x for x in found if x.identity in asked and x.primary == "latency" and x.value() is not None]
+        mine = {(x.operator, x.case, x.cache) for x in timed if x.provider == PROVIDER}
+        theirs = {(x.operator, x.case, x.cache) for x in timed if baseline(x.provider, x.implementation)}
+        kept = "" if selection.everything else " that the filters leave"
+        raise InputError(
+            f"run {journal.header.run} has no case with a latency of ours and one of a baseline{kept}: "
+            f"{counted(len(mine), 'case')} with one of ours, {len(theirs)} with one of a baseline. "
+            "Measure both in one run: kernelmark run --operator NAME does."
+        )
     return tuple(out)
 
 
@@ -130,8 +141,6 @@ def _told(
 ) -> list[str]:
     """The summary below either table, and what its columns rest on."""
     speedups = [x.speedup.value for x in found]
-    if not speedups:
-        return ["No case has a latency of ours and of a baseline."]
     count = figures.counted(len(speedups), "configuration")
     return [
         f"Average Speedup: {fmean(speedups):.2f}x, Median Speedup: {median(speedups):.2f}x, "

@@ -14,6 +14,7 @@ from ..analysis.rows import Row, rows
 from ..analysis.speedups import memory_saving, peak
 from ..detection.arms import Arm, Point, arms
 from ..detection.techniques import ACTIVATIONS, MOVED, Bought, Quality, Setting, bought, qualities, settings
+from ..errors import InputError
 from ..escape import markdown
 from ..store.journal import Journal
 from ..store.record import EAGER
@@ -90,7 +91,7 @@ HEADINGS = (
 
 
 def tables(journals: Iterable[Journal]) -> str:
-    """All tables that these runs have rows for."""
+    """All tables that these runs have rows for. Raises `InputError` where there is none."""
     read = tuple(journals)
     known = qualities(read)
     found = [x for journal in read for x in bought(journal, known)]
@@ -103,7 +104,10 @@ def tables(journals: Iterable[Journal]) -> str:
     ]
     text = [x for x in parts if x]
     if not text:
-        return "No row of these runs is of a technique; plans precision and memory-techniques have some.\n"
+        raise InputError(
+            "no row of these runs is of a technique: kernelmark run --plan precision, and --plan "
+            "memory-techniques, measure some."
+        )
     return "\n".join([*text, *_notes(read)]) + "\n"
 
 

@@ -152,7 +152,7 @@ def command_run(
             if part is not None:
                 plan = fitted.plan
                 how = {"plan": plan.name, "seed": seed, "replicates": plan.replicates, "device": chosen}
-                wanted = plan.request(fitted.cells, Request(control=control))
+                wanted = plan.request(fitted.cells, Request(shard=part, control=control))
                 checked_beside(home, named, part, wanted, control=control, **how)
             run = supervisor.Run(
                 plan=fitted.plan,

@@ -97,7 +97,7 @@ class Trial:
     pristine: Pristine | None = None
     """What the process was before any implementation was loaded."""
     remarks: tuple[str, ...] = field(default=(), init=False)
-    """What the implementation had changed in the process that was put back."""
+    """What the implementation had changed in the process that was put back, and what dtype its answer has."""
     untold: tuple[str, ...] = field(default=(), init=False)
     """Metrics that only the implementation knows and does not say, each with the reason."""
     by_rank: list[tuple[float, ...]] = field(default_factory=list, init=False)
@@ -192,6 +192,7 @@ class Trial:
         if bench.changed(outputs):
             raise Incorrect("it changed its inputs")
         error = deviation(outputs, bench.references, bench.tolerance)
+        self.remarks = (*self.remarks, *bench.other_dtypes(outputs))
         if (unquantized := bench.unquantized()) is not None:
             self.measured[ERROR_UNQUANTIZED.name] = distance(outputs, unquantized)
         for metric, measure in bench.operator.measures.items():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...registry.store.record import Case, Pass
-from ..operator import Inputs, Operator, Tolerance
+from ..operator import DTYPES, Inputs, Operator, Tolerance
 from .group import ALONE, Group
 from .verify import Incorrect, flat
 
@@ -318,6 +318,22 @@ class Workbench:
             except NotImplementedError as error:
                 return None, str(error)
 
+    def other_dtypes(self, outputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
+        """What a row is told whose answer is of another dtype than all of its inputs: it moves other bytes than
+        its rivals, though as an answer it is right.
+
+        An operator does not state the dtypes of its answer. Nothing is told where they need not be its inputs':
+        these differ, or are of 8 bits, or a result has a form of its own; nor of a number alone.
+        """
+        import torch
+
+        given = {x.dtype for _, x in tensors(self.inputs) if x.is_floating_point()}
+        own = getattr(torch, DTYPES[self.case.dtype])
+        if given != {own} or own.itemsize == 1 or self.operator.results is not None:
+            return ()
+        others = dict.fromkeys(x.dtype for x in outputs if x.is_floating_point() and x.dim() and x.dtype != own)
+        return tuple(f"its answer is in {_named(x)}, where all inputs are in {_named(own)}" for x in others)
+
     def held(self) -> int:
         """Bytes of the inputs and of the gradients of outputs."""
         return sum(x.numel() * x.element_size() for x in (*(x for _, x in tensors(self.inputs)), *self.gradients))
@@ -383,6 +399,10 @@ def _known(operator: Operator, case: Case, answer: list[torch.Tensor], rank: int
     outputs = len(answer) - len(operator.gradients)
     whole = (None,) * outputs + tuple(x not in sampled.like_output for x in operator.gradients)
     return [x if kept else sampled.rows(x, case, rank) for x, kept in zip(answer, whole, strict=True)]
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _within(part: torch.Tensor, whole: torch.Tensor) -> bool:

@@ -251,7 +251,9 @@ class Run:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        """Holds the journal open for `replicate`, and closes it with a footer however it ends."""
+        """Holds the journal open for `replicate`, and closes it with a footer however it ends, but where it ended
+        before it added anything: such a journal stays as it was.
+        """
         begin = time.monotonic()
         try:
             with self._locked(), self._journal():
@@ -260,7 +262,7 @@ class Run:
                     yield
                     complete = not self.left_out
                 finally:
-                    if self._header_known:
+                    if self._header_known and (complete or (self._writer and self._writer.lines)):
                         self._finish(time.monotonic() - begin, complete)
         except OSError as error:
             kept = f" What was finished is in it; when the disk is right again: {self.again}"
@@ -446,8 +448,8 @@ class Run:
                 tries += 1
             elif self._header_known and left:
                 raise HarnessError(
-                    f"the worker made no progress; its output is in {self._log}. Finished results are safe; "
-                    f"go on with: {self.again}"
+                    f"the worker made no progress: {lost.reason.rstrip('.')}. Its output is in {self._log}. "
+                    f"Finished results are safe; go on with: {self.again}"
                 )
             elif not self._header_known:
                 raise HarnessError(f"the worker could not start: {lost.reason}")
@@ -652,6 +654,11 @@ def resume(
     plan = Plan.of(header)
     if plan is None:
         raise InputError(f"run {header.run} does not say what it measured; it cannot go on.")
+    if header.device not in (here := fingerprint.devices_here()):
+        raise InputError(
+            f"run {header.run} was measured on device {header.device!r}, which is not here. Here: "
+            f"{', '.join(here)}. Go on with it on a machine that has one, or start a new run here."
+        )
     for case in plan.cases:
         if catalog.definition(case.operator).spec(case) != case.spec:
             raise NotResumable(f"operator {case.operator} was changed since run {name} began. Start a new run.")

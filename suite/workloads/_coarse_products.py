@@ -35,8 +35,13 @@ if TYPE_CHECKING:
     from ..measure.session import Session
     from ._trainer import Trainer
 
-KINDS = ("tensorwise_e5m2", "rowwise", "1x128")
-"""Ways to scale that are emulated; with gradients in E5M2 a tensor's one scale loses a little more."""
+EMULATED = tuple(
+    System(EAGER, changes=Changes(products=products))
+    for products in ("e4m3_tensorwise_e5m2", "e4m3_rowwise", "e4m3_1x128")
+)
+"""Systems that round products and nothing else, a way to scale each; with gradients in E5M2 a tensor's one scale
+loses a little more.
+"""
 TOGETHER = 0.4
 """How far gradients or three steps of all parameters may be off: the root of the mean of their squared errors."""
 ALONG = 0.2
@@ -91,9 +96,8 @@ def rounding(r: Recipe, catalog: Catalog, session: Session, expected: answer.Exp
     batches = answer.Batches(r, session.seed, device)
     gradients, changes = [Apart()], [Apart()]
     try:
-        for kind in KINDS:
-            arm = System(EAGER, changes=Changes(products=f"e4m3_{kind}"))
-            trainer = ArmTrainer(r, Assembly(arm, catalog))
+        for system in EMULATED:
+            trainer = ArmTrainer(r, Assembly(system, catalog))
             for number, step in ((answer.RANDOM, expected.random), (0, expected.first)):
                 trainer.load(answer.initial(r, session.seed, device))
                 trainer.step(*batches.draw(number))
@@ -221,7 +225,7 @@ DEFINITION = (
     check_step,
     check_weights,
     changes_apart,
-    KINDS,
+    tuple(x.changes.products for x in EMULATED),
     TOGETHER,
     ALONG,
     ASTRAY,

@@ -397,7 +397,7 @@ WORKLOAD = OfModel(
         "words": "words of a prompt",
         "output": "tokens of an answer, at the most",
     },
-    least={"requests": 2, "words": 1, "output": 1},
+    least={"users": 1, "requests": 2, "words": 1, "output": 1},
     dtypes=("unstated",),
     bytes=lambda case: 0,
     flops=lambda case: 0,

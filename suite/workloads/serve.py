@@ -347,6 +347,10 @@ def measure(case: Case, system: Any, session: Session, prepared: None) -> Measur
         return run.summarize()
 
 
+class NoneWell(children.ServerFailed):
+    """Of what was asked nothing ended well."""
+
+
 class Run:
     """One start of one server."""
 
@@ -415,7 +419,7 @@ class Run:
         """Raises where not one request ended well."""
         if all(x.outcome != "ok" for x in seen):
             said = ", ".join(f"{n} × {what}" for what, n in latencies.outcomes(seen).items())
-            raise children.ServerFailed(f"no request{of} ended well: {said or 'there was none'}")
+            raise NoneWell(f"no request{of} ended well: {said or 'there was none'}")
 
     def loaded(self, wanted: load.Load, number: int = 0) -> Loaded:
         """One load from begin to end."""
@@ -446,23 +450,35 @@ class Run:
 
     def search(self) -> None:
         """The highest rate that meets the limits. No rate is tried that may take longer than is left: what is
-        known by then is what is told.
+        known by then is what is told. A rate of which no request ends well is one that does not meet them, unless
+        that is so of all: then the server is at fault, and not its rate.
         """
         assert self.limits is not None
         kept = KEPT * max(0.0, self.session.left_s)
         search = self.searched = Search(self.load.rate)
+        none_well: NoneWell | None = None
+        answered = False
         while search.next is not None and len(search.tried) < PROBES:
             wanted = replace(self.load, rate=search.next)
             if LEAD_S + self.load.requests / search.next + TIMEOUT_S > self.session.left_s - kept:
                 search.out_of_time = True
                 break
-            found = self.loaded(wanted, len(search.tried))
+            try:
+                found = self.loaded(wanted, len(search.tried))
+            except NoneWell as error:  # too much for this server, which may do well at a lower rate
+                none_well = error
+                search.tell(0.0, met=False)
+                continue
+            answered = True
             counted = found.counted
             share = sum(latencies.meets(x, self.limits) for x in counted) / max(1, len(counted))
             met = latencies.within(counted, self.limits) and not found.saturated
             search.tell(share, met)
             if met:
                 self.found = found
+        if none_well is not None and not answered:
+            count = len(search.tried)
+            raise NoneWell(f"{none_well}" + f"; nor at any other of the {count} rates tried" * (count > 1))
         if self.found is None:
             raise NotImplementedError(search.said)
 

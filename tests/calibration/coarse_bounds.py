@@ -19,7 +19,7 @@ import torch
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.model import BOUNDS
-from kernelmark.suite.system import Assembly, Changes, System
+from kernelmark.suite.system import Assembly
 from kernelmark.suite.workloads import _coarse_products as coarse_products
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
@@ -103,12 +103,12 @@ def main(argv: list[str] | None = None) -> int:
     rounds = coarse_products.rounding(r, catalog, session, expected)
     print(f"llama-tiny of {given.layers} layers, seed {given.seed}; rounding alone: {_told(rounds.gradients)}")
     batch = answer.Batches(r, given.seed, CPU).draw(0)
-    for kind in coarse_products.KINDS:
+    for system in coarse_products.EMULATED:
+        kind = system.changes.products.removeprefix("e4m3_")
         for name, step in STEPS.items():
             if name != "right" and kind != "1x128":
                 continue
-            arm = System("torch", changes=Changes(products=f"e4m3_{kind}"))
-            trainer = ArmTrainer(r, Assembly(arm, catalog))
+            trainer = ArmTrainer(r, Assembly(system, catalog))
             trainer.load(answer.initial(r, given.seed, CPU))
             step(trainer, batch)
             found = coarse_products.gradients_apart(trainer, expected.first)

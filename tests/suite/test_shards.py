@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.registry.errors import InputError
+from kernelmark.registry.store.record import Request
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.estimate import estimate
 from kernelmark.suite.shards import control_case, cut, measured, most, parse, seconds
+from msgspec.structs import replace as replaced
 
 CATALOG = Catalog.default()
 PLAN = plans.load("standard", CATALOG, "cuda")
@@ -89,6 +91,19 @@ def test_what_parts_take_is_what_their_cases_take():
     plain, more = seconds(PLAN, CELLS, 4), seconds(PLAN, CELLS, 4, control_case(PLAN, CELLS))
     assert sum(plain) == pytest.approx(seconds(PLAN, CELLS, 1)[0])
     assert [x > y for x, y in zip(more, plain, strict=True)].count(False) == 1
+
+
+def test_parts_say_what_all_of_them_have():
+    """So that those of two plans are told apart, though they have no case in common."""
+    whole = [cut(PLAN, CELLS, (i, 3)) for i in (1, 2, 3)]
+    assert len({x.cut for x in whole}) == 1
+    fewer = replace(PLAN, cases=tuple(x for x in PLAN.cases if x is not whole[1].cases[0]))
+    changed = replace(PLAN, cases=(replaced(PLAN.cases[0], spec="changed"), *PLAN.cases[1:]))
+    others = [cut(plan, CELLS, (1, count)).cut for plan, count in ((fewer, 3), (changed, 3), (PLAN, 4))]
+    assert len({whole[0].cut, *others}) == 4
+    header = whole[0].request(CELLS, Request(shard=(1, 3)))
+    assert header.cut == whole[0].cut
+    assert whole[0].request(CELLS).cut == PLAN.cut == ""
 
 
 def test_a_control_that_is_no_case_is_refused():

@@ -113,11 +113,22 @@ def test_speed_at_equal_quality_is_the_ratio_of_rates_over_that_of_steps():
 
 
 def test_the_rate_of_the_base_is_near_the_best_of_five():
-    losses = {lr: abs(math.log(lr / 1e-3)) + 1 for lr in (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
+    losses = {lr: {0: abs(math.log(lr / 1e-3)) + 1} for lr in (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
     assert rate_tried(losses, 1e-3) is None
     assert rate_tried(losses, 2e-3) is None
     assert "from the best of 5 tried, 0.001" in str(rate_tried(losses, 4e-3))
     assert "4 rates were tried" in str(rate_tried({k: v for k, v in losses.items() if k != 4e-3}, 1e-3))
+
+
+def test_the_best_rate_is_that_of_the_seeds_that_all_have():
+    """Neither a lucky seed makes it, nor one more that was easier, of either side."""
+    rates = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
+    losses = {lr: {seed: abs(math.log(lr / 1e-3)) + 1 for seed in (0, 1, 2)} for lr in rates}
+    losses[4e-3] |= {1: 0.1, 3: 0.0}
+    assert rate_tried(losses, 5e-4) is None
+    assert "from the best of 5 tried, 0.001" in str(rate_tried(losses, 4e-3))
+    losses[2.5e-4] = {4: 1.0}
+    assert "the 5 rates tried have no seed in common" in str(rate_tried(losses, 1e-3))
 
 
 def test_a_base_that_gets_no_better_has_no_steps_to_compare():

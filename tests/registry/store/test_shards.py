@@ -9,6 +9,7 @@ from itertools import permutations
 import pytest
 from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.errors import InputError
+from kernelmark.registry.store import shards
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.index import Index
 from kernelmark.registry.store.journal import Journal, encode, read
@@ -86,6 +87,31 @@ def test_shards_that_are_cut_from_two_plans_are_no_run(shard, home, literal, tmp
     import_journal(shard(2), home)
 
 
+def test_shards_of_two_plans_that_have_no_case_in_common_are_no_run(home, literal, tmp_path):
+    """They would lack a case between them, and pass for whole. What does not say of what it was cut is taken."""
+
+    def asked(number, cut):
+        return Request(cases=(literal.case(name=f"S{number}"),), shard=(number, 3), cut=cut)
+
+    def file(number, cut):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(encode(literal.header(run=RUN, request=asked(number, cut), replicates=2)))
+        return path
+
+    import_journal(file(1, "aaaa"), home)
+    told = (
+        "differs from this one in what all shards together have, so they are not cut from the same plan: measure"
+    )
+    with pytest.raises(InputError, match=told):
+        checked_beside(home, RUN, (2, 3), asked(2, "bbbb"))
+    with pytest.raises(InputError, match=r"differ in what all shards .* the same plan: they are no one run"):
+        import_journal(file(2, "bbbb"), home)
+    checked_beside(home, RUN, (2, 3), asked(2, ""))
+    import_journal(file(2, "aaaa"), home)
+    import_journal(file(3, ""), home)
+    assert read(home.journal(RUN)).header.request.cut == ""
+
+
 def test_a_run_says_which_of_its_shards_are_not_here(shard, home):
     for number, missing in ((2, "1/3, 3/3"), (3, "1/3"), (1, "")):
         import_journal(shard(number), home)
@@ -132,6 +158,73 @@ def test_a_shard_takes_nothing_from_a_run_that_came_whole(shard, home, tmp_path)
     with pytest.raises(InputError, match="is here already, with 4 measurements that neither this shard nor"):
         import_journal(shard(1), other)
     assert other.journal(RUN).read_bytes() == whole
+
+
+@pytest.fixture
+def joined(shard, home, tmp_path):
+    """The journal of a run that was joined from these of its shards, as exported from another home."""
+    files = {i: shard(i) for i in (1, 2, 3)}
+
+    def make(*numbers, **changes):
+        name = "-".join(map(str, [*numbers, *changes]))
+        other = Home(tmp_path / f"home-{name}")
+        for i in numbers:
+            import_journal(shard(i, **changes) if changes else files[i], other)
+        return other.journal(RUN).rename(tmp_path / f"joined-{name}.jsonl")
+
+    return make
+
+
+def test_a_whole_run_takes_the_place_of_what_was_joined_of_some_of_its_shards(joined, home):
+    """And never the other way round."""
+    for numbers in ((2,), (2, 3), (1, 2, 3)):
+        path = joined(*numbers)
+        assert import_journal(path, home) == RUN
+        assert home.journal(RUN).read_bytes() == path.read_bytes()
+    for numbers in ((1,), (2, 3)):
+        import_journal(joined(*numbers), home)
+        assert home.journal(RUN).read_bytes() == path.read_bytes()
+
+
+def test_joined_runs_of_which_neither_has_all_of_the_other_are_refused(joined, shard, home):
+    here = joined(1, 2)
+    import_journal(here, home)
+    for other in (joined(2, 3), joined(1, 2, 3, seed=5), joined(1, 2, 3, commit="f" * 40)):
+        with pytest.raises(InputError, match="is here already with other content from line 1 on"):
+            import_journal(other, home)
+    assert home.journal(RUN).read_bytes() == here.read_bytes()
+
+
+def test_a_whole_run_does_not_stand_beside_some_of_its_shards(joined, shard, home):
+    """Of which the next import would make its journal anew."""
+    import_journal(shard(2), home)
+    there = home.journal(RUN).read_bytes()
+    with pytest.raises(InputError, match=rf"is here in shards, {RUN}.2-of-3.jsonl, and this has more.*Import the"):
+        import_journal(joined(1, 2, 3), home)
+    assert home.journal(RUN).read_bytes() == there
+
+
+def test_control_and_boards_of_a_run_do_not_keep_the_whole_one_out(home, literal, tmp_path):
+    """The control of the whole is another shard's, and boards are told where one shard went to a second one."""
+    control = literal.case(name="C")
+
+    def given(number):
+        case = literal.case(name=f"S{number}")
+        request = Request(
+            cases=(case, control), implementations=("torch",), shard=(number, 2), control=control.full_name
+        )
+        header = literal.header(run=RUN, request=request, replicates=1, environment={BOARDS: f"board-{number}"})
+        records = [literal.record("torch", float(number), case=x, replicate=0) for x in (case, control)]
+        if number == 1:
+            records[0] = replace(records[0], board="board-9")
+        return Journal(header, tuple(records), (), (Footer("2026-11-22T00:00:00Z", 1.0, True, {}),))
+
+    for name, numbers in (("part", (2,)), ("whole", (1, 2))):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_bytes(shards.whole([given(x) for x in numbers]))
+        import_journal(path, home)
+        assert home.journal(RUN).read_bytes() == path.read_bytes()
+    assert {x.board for x in read(path).records} == {"board-1", "board-2", "board-9"}
 
 
 def test_a_shard_that_was_gone_on_with_takes_the_place_of_its_beginning(shard, home, literal):

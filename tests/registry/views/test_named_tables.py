@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kernelmark.registry.analysis.selection import Selection
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.views import goals, named_tables
@@ -71,8 +72,19 @@ def test_a_block_a_configuration(literal: Any) -> None:
 def test_an_unknown_baseline_is_refused_with_what_there_is(literal: Any) -> None:
     with pytest.raises(InputError, match="'fla'; baselines with times: liger, torch"):
         named_tables.kernels(run(literal), "fla")
+
+
+def test_a_run_with_nothing_to_set_side_by_side_is_refused_with_what_is_missing(literal: Any) -> None:
     bare = literal.journal(literal.record("kernelmark"))
-    assert "No case has a latency of ours and of a baseline." in named_tables.kernels(bare)
+    told = (
+        r"run \S+ has no case with a latency of ours and one of a baseline: 1 case with one of ours, 0 with one of"
+    )
+    for made in (named_tables.kernels, named_tables.configurations):
+        with pytest.raises(InputError, match=told) as refused:
+            made(bare)
+        assert refused.value.exit_code == 2
+    with pytest.raises(InputError, match=r"a baseline that the filters leave: 0 cases with .*, 1 with"):
+        named_tables.kernels(run(literal), selection=Selection(providers=("torch",)))
 
 
 # --- goals ----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from kernelmark.registry.detection.techniques import Setting, bought, configuration, qualities, setting, settings
+from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Case, Header, Measurement, Record, Request
 from kernelmark.registry.views.technique_tables import tables, technique
@@ -139,7 +140,10 @@ def test_the_same_numbers_are_those_of_the_same_calls() -> None:
 
 
 def test_nothing_to_show() -> None:
-    assert tables([]).startswith("No row of these runs is of a technique")
+    with pytest.raises(
+        InputError, match="no row of these runs is of a technique: kernelmark run --plan precision"
+    ):
+        tables([])
 
 
 def test_a_verdict_is_of_the_same_configuration_alone() -> None:

@@ -147,6 +147,8 @@ def test_the_learning_rates_that_were_tried():
     assert said["N40-lr0.002"] is None
     assert "from the best of 5 tried" in str(said["N40-lr0.00025"])
     assert rates_tried(found) == {}
+    lucky = record("torch", 1, 0.5, case(4e-3), None)
+    assert rates_tried(replace(found, records=(*found.records, *tried, lucky))) == said  # which no other rate has
 
 
 @pytest.mark.training

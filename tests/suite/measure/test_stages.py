@@ -303,6 +303,38 @@ def test_a_wrong_answer_has_no_time():
     assert wrong(lambda x, weight, eps: right(x, weight, eps) * 1.01).startswith("output: relative error 0.01")
 
 
+@pytest.mark.parametrize(
+    ("given", "pass_"), [("bf16", "forward"), ("bf16", "forward_backward"), ("fp32", "forward")]
+)
+def test_an_answer_in_another_dtype_is_remarked_upon(given, pass_):
+    """It is right, and moves other bytes than its rivals."""
+
+    def wide(x, weight, eps):
+        return right(x.float(), weight.float(), eps)
+
+    bench = Workbench.build(
+        OPERATOR, OPERATOR.case({"B": 2, "S": 3, "D": 16}, given, pass_), torch.device("cpu"), 1
+    )
+    said = {x: run(Trial(Fake([[1.0]]), bench, "cold", FEW, Stages()), x).remarks for x in (right, wide)}
+    told = "its answer is in float32, where all inputs are in bfloat16"
+    assert said == {right: (), wide: (told,) if given == "bf16" else ()}
+
+
+def test_dtypes_that_need_not_be_the_inputs_are_told_nothing_of():
+    bench = trial().bench
+    answers = [torch.ones(2, dtype=torch.float16), torch.ones((), dtype=torch.float16), torch.ones(2).int()]
+    assert bench.other_dtypes(answers[:1]) == ("its answer is in float16, where all inputs are in float32",)
+    assert bench.other_dtypes(answers[1:]) == ()  # a number alone, and what is chosen
+    assert (
+        dataclasses.replace(
+            bench, operator=dataclasses.replace(OPERATOR, results=lambda result, inputs: result)
+        ).other_dtypes(answers)
+        == ()
+    )
+    bench.inputs["weight"] = bench.inputs["weight"].double()
+    assert bench.other_dtypes(answers) == ()
+
+
 def test_inputs_are_left_alone():
     def spoils(x, weight, eps):
         y = right(x, weight, eps)

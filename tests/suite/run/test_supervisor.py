@@ -159,6 +159,23 @@ def test_a_worker_that_ends_between_cells_for_ever_is_not_started_for_ever(make,
     assert not read(run.path).footers[0].complete
 
 
+def test_a_worker_that_cannot_start_for_a_run_that_goes_on_says_why_and_leaves_its_journal(make, tmp_path):
+    run = make()
+    written(run, header_of(run))
+    before = run.path.read_bytes()
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'AssertionError: Torch not compiled with CUDA enabled'; exit 1\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    again = supervisor.resume("latest", run.home, run.catalog, Silent())
+    again.python = lambda environment: python
+    with pytest.raises(
+        HarnessError, match=r"no progress: its process ended with exit code 1\. It said: Assert"
+    ) as e:
+        again.execute()
+    assert "Torch not compiled with CUDA enabled. Its output is in " in str(e.value)
+    assert run.path.read_bytes() == before
+
+
 def test_the_command_that_goes_on_is_for_a_shell(make, tmp_path):
     run = replace(make(), home=Home(tmp_path / "my home"))
     assert shlex.split(run.again)[-1] == str(tmp_path / "my home")
@@ -268,6 +285,19 @@ def test_resume_of_nothing_that_can_go_on(make, tmp_path):
     run.path.rename(run.path.with_suffix(".jsonl.gz"))
     with pytest.raises(InputError, match="is compressed; unpack it first"):
         supervisor.resume("latest", home, catalog, Silent())
+
+
+def test_resume_on_a_machine_without_the_runs_device(make, monkeypatch):
+    run = make()
+    written(run, header_of(run, device="cuda"))
+    before = run.path.read_bytes()
+    monkeypatch.setattr(supervisor.fingerprint, "devices_here", lambda: ["cpu"])
+    with pytest.raises(
+        InputError, match=r"on device 'cuda', which is not here\. Here: cpu\. Go on with it on"
+    ) as e:
+        supervisor.resume("latest", run.home, run.catalog, Silent(), any_board=True)
+    assert e.value.exit_code == 2
+    assert run.path.read_bytes() == before
 
 
 def test_a_resumed_run_forks_its_workers_if_it_did_before(make):

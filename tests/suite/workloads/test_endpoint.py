@@ -9,7 +9,7 @@ import importlib.util
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -104,6 +104,37 @@ def sdk(name: str) -> Any:
 def a_case(**axes: int) -> Case:
     given = {"users": 2, "requests": 9, "words": 8, "output": 6} | axes
     return endpoint.WORKLOAD.case(given, "unstated", "program")
+
+
+@pytest.mark.parametrize(("axis", "least"), [("users", 1), ("requests", 2), ("words", 1), ("output", 1)])
+def test_nobody_who_asks_and_nothing_that_is_asked_are_refused(axis: str, least: int) -> None:
+    with pytest.raises(InputError, match=f"endpoint: axis {axis} is {least - 1}; it is at least {least}"):
+        a_case(**{axis: least - 1})
+    with pytest.raises(InputError, match=f"axis {axis} is -1; sizes are not negative"):
+        a_case(**{axis: -1})
+
+
+@pytest.mark.parametrize(
+    ("name", "sdk"),
+    [("openai_chat", "openai"), ("anthropic_messages", "anthropic"), ("bedrock_converse", "boto3")],
+)
+def test_a_played_provider_says_how_its_sdk_is_installed(
+    name: str, sdk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory = next(x for x in Catalog.default().of_operator("endpoint") if x.name == f"fake_{name}").load()
+
+    def lacks(module: str) -> Callable[[str], None]:
+        def missing(_: str) -> None:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+        return missing
+
+    monkeypatch.setattr(importlib, "import_module", lacks(sdk))
+    with pytest.raises(ImportError, match=f"^{sdk} is not installed: pip install {sdk}$"):
+        factory(a_case())
+    monkeypatch.setattr(importlib, "import_module", lacks("httpx"))  # which the SDK needs in its turn
+    with pytest.raises(ModuleNotFoundError, match="^No module named 'httpx'$"):
+        factory(a_case())
 
 
 @pytest.mark.parametrize(

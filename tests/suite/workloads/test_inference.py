@@ -436,6 +436,8 @@ def test_a_million_parameters_are_served(catalog: Catalog) -> None:
     ("case", "message"),
     [
         (load(axes={"rate": 1000}), "never mixed"),
+        (load(axes={"users": 0}), "never mixed"),
+        (load(load="poisson", axes={"users": 0}), "never mixed"),
         (load(load="poisson"), "never mixed"),
         (load(axes={"requests": 5}), "no steady window"),
         (load(load="search", slo="none", axes={"users": 0, "rate": 1000}), "needs limits"),
@@ -540,3 +542,27 @@ def test_a_search_without_a_rate_that_meets_says_how_far_it_came() -> None:
     ):
         with pytest.raises(NotImplementedError, match=said):
             Limited(0.0, left_s).search()
+
+
+class Drowned(Limited):
+    """The same at a server that answers nobody at a rate above that."""
+
+    def loaded(self, wanted: Load, number: int = 0) -> serve.Loaded:
+        found = super().loaded(wanted, number)
+        self._well(found.seen)
+        return found
+
+
+def test_a_rate_at_which_nothing_ends_well_does_not_end_a_search() -> None:
+    run = Drowned(1.5, 1e9)
+    run.search()
+    assert run.searched is not None
+    assert run.searched.tried == [(pytest.approx(x, rel=0.01), x < 1.5) for x in (4, 2, 1, 1.41, 1.68, 1.54)]
+    assert run.searched.low == pytest.approx(1.41, rel=0.01)
+
+
+@pytest.mark.parametrize(("left_s", "said"), [(1e9, "; nor at any other of the 10 rates tried"), (400.0, "")])
+def test_a_server_that_answers_at_no_rate_at_all_has_failed(left_s: float, said: str) -> None:
+    """Of one rate the reason is what it always was."""
+    with pytest.raises(ServerFailed, match=f"^no request ended well: 500 × timeout{said}$"):
+        Drowned(0.0, left_s).search()
