@@ -227,12 +227,14 @@ def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
 @dataclass
 class Prepared:
     """What all systems of a case share in a process: the answer; of a large model how far rounding alone takes
-    three steps from it (see `_yardstick`), with products in 8 bits what these alone do (see `_coarse_products`);
-    and, once they are measured, the rates of its limit in FLOP/s and bytes/s.
+    three steps from it, and of a large one of experts gradients (see `_yardstick`); with products in 8 bits what
+    these alone do (see `_coarse_products`); and, once they are measured, the rates of its limit in FLOP/s and
+    bytes/s.
     """
 
     expected: answer.Expected
     rounding: float = 0.0
+    scattered: float = 0.0
     coarse: Rounding = NOTHING
     rates: tuple[float, float] | None = None
 
@@ -297,6 +299,17 @@ def prepare_coarse(case: Case, session: Session) -> Prepared:
             session.device.release()
 
 
+def prepare_routed(case: Case, session: Session) -> Prepared:
+    """The answer of a large model of experts, and how far rounding alone takes gradients from it."""
+    found, r = prepare_large(case, session), read(case)
+    with session.device.growing():
+        try:
+            held = r.checked if sliced(case) else r
+            return replace(found, scattered=yardstick.gradient(held, catalog(), session, found.expected))
+        finally:
+            session.device.release()
+
+
 def prepare_averaged(case: Case, session: Session) -> Prepared:
     """`prepare` where each rank has sequences of its own: it computes the answer to these."""
     r = read(case)
@@ -322,6 +335,11 @@ def is_coarse(r: Recipe) -> bool:
     return r.products == "e4m3" and not r.hidden
 
 
+def is_routed(r: Recipe) -> bool:
+    """Whether a large model has experts, to which its routers send tokens."""
+    return r.large and any(x.share < 1 for x in r.chosen.model.weights(r.chosen.configuration).values() if x.share)
+
+
 def sliced(case: Case) -> bool:
     """Whether systems of a case are checked with its model's first layers alone: in one process."""
     r = read(case)
@@ -335,6 +353,8 @@ def prepared(case: Case, session: Session) -> Prepared:
         return prepare_averaged(case, session)
     if is_coarse(r):
         return prepare_coarse(case, session)
+    if is_routed(r):
+        return prepare_routed(case, session)
     if r.large:
         return prepare_large(case, session)
     return (prepare_muon if r.hidden else prepare)(case, session)
@@ -549,15 +569,21 @@ class Program:
 
     def _bound_of_weights(self, trainer: Trainer) -> Bound:
         """What three steps may be off by: PyTorch's own parts say what rounding to the case's dtype alone does."""
-        plain = getattr(trainer, "products", self.recipe.products) == self.recipe.dtype
-        return yardstick.allowed(self.bound, self.prepared.rounding) if plain else self.bound
+        return yardstick.allowed(self.bound, self.prepared.rounding) if self._plain(trainer) else self.bound
+
+    def _plain(self, trainer: Trainer) -> bool:
+        """Whether it multiplies in the case's dtype, as PyTorch's own parts do."""
+        return bool(getattr(trainer, "products", self.recipe.products) == self.recipe.dtype)
 
     def _checked(self, what: str, trainer: Trainer, loss: float, expected: answer.Step) -> None:
         loss = fmean(self.group.every(loss))
         check: Callable[..., float] = answer.check_step
+        bound = self.bound
         if in_8_bits(trainer, self.recipe):
             check = partial(coarse_products.check_step, rounds=self.prepared.coarse)
-        found = check(what, trainer, loss, expected, self.bound)
+        elif self._plain(trainer):
+            bound = replace(bound, gradient=max(bound.gradient, yardstick.ROOM * self.prepared.scattered))
+        found = check(what, trainer, loss, expected, bound)
         self.errors["gradient_error"] = max(self.errors["gradient_error"], found)
         off = abs(loss - expected.loss) / abs(expected.loss)
         self.errors["loss_error"] = max(self.errors["loss_error"], off)
@@ -674,7 +700,7 @@ class Program:
             whole = self.recipe.chosen.configuration.layers
             told.append(f"checked with {layers} of its {whole} layers")
         by = "PyTorch's own are"
-        alone = {"gradient_error": 0.0, "change_error": self.prepared.rounding}
+        alone = {"gradient_error": self.prepared.scattered, "change_error": self.prepared.rounding}
         if in_8_bits(self.trainer, self.recipe):
             by, found = "rounding to 8 bits alone makes them", self.prepared.coarse
             alone = {"gradient_error": found.gradients.worst, "change_error": found.changes.worst}
@@ -723,6 +749,8 @@ class Train(Workload):
             how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
         else:
             how = (prepare, self.measure, *self.definition)
+        if is_routed(r):
+            how += (prepare_routed, yardstick.gradient)
         if is_coarse(r):
             how += (prepare_coarse, *coarse_products.DEFINITION)
         return (*how, case.dtype, *own)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.model import BOUNDS, Bound
+from kernelmark.suite.models.mixtral import MODEL as MIXTRAL
 from kernelmark.suite.workloads import _recipe, _yardstick, train
 from kernelmark.suite.workloads._trainer import PartsTrainer
 
@@ -73,6 +74,41 @@ def test_without_memory_for_it_the_bound_stays(here: Any, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(PartsTrainer, "load", full)
     assert here.prepared.rounding == 0.0
+
+
+class NoRouter(PartsTrainer):
+    """The first router learns nothing."""
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        found = dict(super().gradients())
+        found["layers.0.router"] = torch.zeros_like(found["layers.0.router"])
+        return found
+
+
+def test_gradients_of_large_models_of_experts_may_be_off_as_pytorchs_are(
+    catalog: Any, bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_recipe, "LARGE_ANSWER", 1)
+    here = type(bench("llama-tiny"))(catalog, "mixtral-tiny", dtype="bf16", slice="first1")
+    assert train.prepare_routed in train.WORKLOAD.computes(here.case)
+    monkeypatch.setitem(MIXTRAL.bounds, "bf16", Bound(loss=2e-2, gradient=1e-3, change=6e-1))  # type: ignore[index]  # a dict
+    scattered = here.prepared.scattered
+    assert 1e-3 < scattered < 0.3
+    found = here.measure(here.trainer())
+    assert found.samples["gradient_error"][0] == pytest.approx(scattered, rel=0.2)
+    assert found.remarks == (
+        f"gradients are off by more than 0.001, as PyTorch's own are by {scattered:.3g}: up to 1.25 times that is "
+        "allowed",
+    )
+    with pytest.raises(
+        Incorrect, match=r"the gradient of layers.0.router is off by 1 of its norm, allowed 0\.[0-3]"
+    ):
+        here.measure(here.trainer(NoRouter))
+
+
+def test_of_other_large_models_gradients_have_the_bound_alone(here: Any) -> None:
+    assert train.prepare_routed not in train.WORKLOAD.computes(here.case)
+    assert here.prepared.scattered == 0.0
 
 
 def test_products_in_8_bits_have_their_own_bound(here: Any) -> None:
