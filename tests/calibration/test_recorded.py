@@ -31,6 +31,7 @@ def recorded() -> Iterator[ModuleType]:
     patch.undo()
 
 
+@pytest.mark.usefixtures("untraced")
 def test_the_document_shows_what_is_decided_today(recorded: ModuleType) -> None:
     text = DOCUMENT.read_text()
     for name, table in recorded.tables().items():

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 
+import pytest
 from kernelmark.registry.store.journal import Journal, read_header
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
 
 TOLD = "run `python docs/results.py --write`"
 
 
+@pytest.mark.usefixtures("untraced")
 def test_the_page_is_what_the_journals_say(program):
     results = program("results")
     assert results.page() == results.PAGE.read_text(encoding="utf-8"), TOLD
