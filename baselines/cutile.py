@@ -2,7 +2,8 @@
 call.
 
 Its package ships a compiler and no kernels, so it is measured on request, as plan `languages` does. Its kernels
-compile for Hopper with the `tileiras` of its environment; not run on a GPU yet.
+compile for Hopper with the `tileiras` of its environment. On an H200 three products ran and were right
+(`20261124-183154-fee7`); its other kernels were not run on a GPU yet.
 """
 
 from __future__ import annotations

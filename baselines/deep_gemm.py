@@ -100,7 +100,7 @@ def rows_by_expert(experts: Any, count: int) -> tuple[Any, Any]:
 
 def mixture(case: Any, library: Any, quantize: Quantize, gate: Quantize) -> Call:
     """A mixture of experts by two contiguous grouped products: rows put in order by PyTorch, quantized by who
-    calls, and added up by PyTorch in fp32. Not run on a GPU yet.
+    calls, and added up by PyTorch in fp32.
     """
     import torch
 

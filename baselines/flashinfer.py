@@ -462,7 +462,7 @@ def attention_decode(case: Any) -> Call:
 @serving
 def fp8_matmul(case: Any) -> Call:
     """`flashinfer.gemm.fp8_blockscale_gemm_sm90`, of weights (N, K) and scales of 1×128 and 128×128. It takes
-    addresses of scales without their strides. Not run on a GPU yet.
+    addresses of scales without their strides.
     """
     from flashinfer.gemm import fp8_blockscale_gemm_sm90 as function
 

@@ -311,7 +311,7 @@ def generate_compiled(case: Any) -> _GenerateCompiled:
 
 
 def generate_batch(case: Any) -> _transformers_batches.Generate:
-    """Its continuous batching. Not run on a GPU yet."""
+    """Its continuous batching."""
     return _transformers_batches.Generate()
 
 

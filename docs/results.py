@@ -14,6 +14,7 @@ import dataclasses
 import sys
 
 from _page import placed
+from _results.again import lost
 from _results.attention import crossing_lengths, dense_attention
 from _results.convergence import convergence, resumed
 from _results.cpu import cpu_page
@@ -45,6 +46,7 @@ from _results.runs import (
     STATE_SPACE,
     TILELANG,
     TRAIN,
+    defined,
     journal,
     verifications,
 )
@@ -72,7 +74,11 @@ registry/reference/RUN.jsonl.gz --output page.html`.
 Each table compares our kernel with the *fastest correct baseline of each case*. A case is one shape, dtype
 and pass. A ratio above 1 means that ours is faster. *Faster* and *slower* count the cases whose whole 95 %
 interval lies on that side of 1; *undecided* counts the others. The interval rests on the ratios within
-replicates, which are fresh processes ([how it is measured](measuring.md))."""
+replicates, which are fresh processes ([how it is measured](measuring.md)).
+
+A case's *definition* is what it computes and how its answer is checked. Where it changed since a run, a case
+of that name is another one today: the figures stand for what was measured then, and no run of today is
+compared with them. Below each heading stands how many of the run's cases have today's definition."""
 ROW = ("rms_norm", "B4-S2048-D4096-bf16-backward")
 """The case of plan `memory` that the README shows."""
 
@@ -133,6 +139,7 @@ def page() -> str:
         *rewired(),
         *crossing_lengths(),
         *slower(),
+        *lost(),
         *incorrect(),
         *noise(),
         *not_shown(),
@@ -153,7 +160,8 @@ def row() -> str:
         f"Our kernel takes {figures.number(ours.value())} ms, ± {half_width(ours)} (95 % interval over fresh "
         f"processes). That is {figures.percent(ours.fraction_of_limit)} of what\nthis device could do (`limit`), "
         f"and {ratio_of(ours.speedup_vs_best_baseline)} times as fast as the fastest correct baseline "
-        f"(`vs best`):\nthe number to look at. This run is {said(made, verifications())}."
+        f"(`vs best`):\nthe number to look at. This run is {said(made, verifications())}. "
+        f"{defined(made)}\n([which means](docs/results-h200.md))."
     )
     return "\n".join(["```", *lines[start:end], "```", "", told]) + "\n"
 

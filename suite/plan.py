@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from pathlib import Path
@@ -35,7 +35,7 @@ from . import plan_file, worth
 from .catalog import Catalog
 from .implementation import Implementation
 from .measure.stopping import Sampling, TimerName
-from .model import chosen
+from .model import Chosen, chosen
 from .plan_file import Cases, PlanFile, Worths
 from .system import System
 
@@ -566,15 +566,28 @@ def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:
 def parameters(cases: Iterable[Case], catalog: Catalog) -> dict[str, int]:
     """By operator/case, the parameters of its model: of a slice those of its layers. Others are left out."""
     found = {}
-    for case in cases:
-        name = str(case.options.get("model", ""))
-        if not any(name in x.configurations for x in catalog.models.values()):
-            continue
-        of = chosen(catalog.models, name)
+    for case, of in _modelled(cases, catalog):
         if (part := str(case.options.get("slice", "whole"))).startswith("first"):
             of = of.first(int(part.removeprefix("first")))
         found[case.full_name] = of.model.parameters(of.configuration)
     return found
+
+
+def layers(cases: Iterable[Case], catalog: Catalog) -> dict[str, int]:
+    """By operator/case of a slice, how many layers its whole model has. Others are left out."""
+    return {
+        case.full_name: of.configuration.layers
+        for case, of in _modelled(cases, catalog)
+        if case.options.get("slice", "whole") != "whole"
+    }
+
+
+def _modelled(cases: Iterable[Case], catalog: Catalog) -> Iterator[tuple[Case, Chosen]]:
+    """Those that are of a model of the catalog, with the whole of it."""
+    for case in cases:
+        name = str(case.options.get("model", ""))
+        if any(name in x.configurations for x in catalog.models.values()):
+            yield case, chosen(catalog.models, name)
 
 
 def _once(cases: Iterable[Case]) -> tuple[Case, ...]:

@@ -10,7 +10,7 @@ from kernelmark.registry.analysis.rows import Row
 from kernelmark.registry.store.record import PROVIDER
 from kernelmark.registry.views import crossing
 
-from .runs import ATTENTION, CROSSING, FLASHINFER, journal, origin, rows_of
+from .runs import ATTENTION, CROSSING, FLASHINFER, defined, journal, origin, rows_of
 
 DENSE: Sequence[tuple[str, str, str]] = (
     (ATTENTION, "flash_attn_4", "FlashAttention 4"),
@@ -44,7 +44,8 @@ def dense_attention() -> list[str]:
     text = (
         "Dense attention against each peer: the peer's time over ours, as the median (and range) over "
         f"{' or '.join(map(str, sorted(counts)))} cases, S = 2,048 to 16,384, causal and full,\nas many key heads "
-        f"as query heads. FlashInfer's line is of run `{FLASHINFER}`, where our kernels were older.\n"
+        f"as query heads. FlashInfer's line is of run `{FLASHINFER}`, where our kernels were older; "
+        f"{defined(journal(FLASHINFER))}.\n"
         "[attention.md](attention.md) describes the kernels."
     )
     return [text, "\n".join(lines)]

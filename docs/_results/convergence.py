@@ -6,12 +6,12 @@ import itertools
 from statistics import median
 
 from kernelmark.registry import figures
-from kernelmark.registry.detection.arms import Point, arms, differences
+from kernelmark.registry.detection.arms import Point, arms, differences, measurements
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Measurement, Record
 from kernelmark.registry.views import convergence_table
 
-from .runs import CONTINUED, CONVERGED, CONVERGED_BEFORE, LONG, RESUMED, journal, origin
+from .runs import CONTINUED, CONVERGED, CONVERGED_BEFORE, LONG, RESUMED, defined, journal, origin
 from .tables import markdown
 
 
@@ -162,11 +162,12 @@ def _trained(made: Journal) -> list[Measurement]:
 
 
 def _arms(run: str) -> str:
-    """A run's arms as a table."""
+    """A run's arms as a table. Seeds are those that the base has too: a difference is of both."""
     made = journal(run)
+    measured = measurements(made)
     lines = []
     for x in arms(made):
-        seeds = sum(y.implementation == x.name and y.status == "ok" for y in made.records)
+        seeds = len(measured[x.case].get(x.name, {}).keys() & measured[x.case].get(x.base, {}).keys())
         for name, *row in convergence_table.rows_of(x):
             first = [f"`{name}`", str(seeds or figures.DASH)] if name else ["", ""]
             lines.append([*first, *(y or figures.DASH for y in row)])
@@ -227,8 +228,9 @@ def resumed() -> list[str]:
         "## A training that is killed",
         "The same model on 64 steps of 16 sequences of 128 bytes: run twice, and once ended by SIGKILL after "
         "its first checkpoint and resumed (`resumed/`). All three are compared number by number, "
-        f"{len(numbers[0])} metrics with their curves, clocks apart. The arms have one loss as it is rounded to "
-        "bf16; the needle tells them apart. Sequences are short on purpose: with more than one block of keys "
+        f"{len(numbers[0])} metrics with their curves, clocks apart; {defined(journal(RESUMED[0]))}. The arms "
+        "have one loss as it is rounded to bf16; the needle tells them apart. Sequences are short on purpose: "
+        "with more than one block of keys "
         "the backward pass of attention adds up in an order that changes, on a GPU, unless it is told not to.",
         markdown(head, lines),
     ]

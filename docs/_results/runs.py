@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kernelmark.registry import figures
 from kernelmark.registry.analysis.repeated import said
 from kernelmark.registry.analysis.rows import Row, rows
+from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.journal import Journal, read, read_header
 from kernelmark.registry.store.record import Case, Request
 from kernelmark.registry.store.shards import join
@@ -217,14 +219,33 @@ def _catalog() -> Catalog:
     return Catalog.default()
 
 
+def defined(made: Journal) -> str:
+    """How many of a run's cases are defined today as they were then. Of another definition a run of today has
+    another case by the same name, beside which these figures are not compared.
+    """
+    cases = {x.case.full_name: x.case for x in made.records}.values()
+    have = "has" if len(cases) == 1 else "have"
+    alive = sum(_defined(x) == x.spec for x in cases)
+    return f"{alive} of {figures.counted(len(cases), 'case')} {have} today's definition"
+
+
+def _defined(case: Case) -> str | None:
+    """The hash of the case's definition today; None where nothing of that name takes its sizes and options."""
+    try:
+        today = _catalog().definition(case.operator)
+        return today.case(case.axes, case.dtype, case.pass_, **case.options).spec
+    except InputError:
+        return None
+
+
 def origin(made: Journal) -> str:
-    """One sentence: which run, of what, and whether it is whole."""
+    """Which run, of what, how many of its cases are today's, and whether it is whole."""
     header = made.header
     commit = summary.commit(header)
     named = f", here `{COMMITTED_ANEW[commit]}`" if commit in COMMITTED_ANEW else ""
     named += f", files of `{RAN_WITH[header.run]}`" if header.run in RAN_WITH else ""
     text = f"Run `{header.run}`: plan `{header.plan}`, {summary.device_name(header)}, commit `{commit}`{named}"
-    repeated = said(made, verifications())
+    repeated = f"{said(made, verifications())}. {defined(made)}"
     if any(x.complete for x in made.footers):
         return f"{text}, {header.replicates} replicates, {repeated}."
     counts = {x: sum(y.replicate == x for y in made.records) for x in range(header.replicates)}

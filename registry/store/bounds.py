@@ -219,9 +219,10 @@ def _header(header: Header) -> Header:
     for shard in (request.shard, *request.missing):
         if shard is not None:
             _shard(*shard)
-    for name, count in request.parameters.items():
-        checked_name(name, "parameters")
-        _whole(count, 1, LARGEST, "parameters")
+    for counts, what in ((request.parameters, "parameters"), (request.layers, "layers")):
+        for name, count in counts.items():
+            checked_name(name, what)
+            _whole(count, 1, LARGEST, what)
     for name, calls in request.calls.items():
         checked_name(name, "calls")
         _measured((calls,), "calls")

@@ -327,6 +327,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """By operator/case, the models whose call the case is."""
     parameters: dict[str, int] = {}
     """By operator/case, the parameters of the model that it is of."""
+    layers: dict[str, int] = {}
+    """By operator/case of a slice, the layers of its whole model."""
     calls: dict[str, float] = {}
     """By operator/case, how often a step of the program that was captured makes that call."""
     step_ms: float | None = None

@@ -111,6 +111,7 @@ def join(journals: Sequence[Journal]) -> Journal:
         implementations=tuple(sorted({name for x in ordered for name in x.header.request.implementations})),
         only={key: names for x in ordered for key, names in x.header.request.only.items()},
         parameters={key: count for x in ordered for key, count in x.header.request.parameters.items()},
+        layers={key: count for x in ordered for key, count in x.header.request.layers.items()},
         calls={key: count for x in ordered for key, count in x.header.request.calls.items()},
         seeds={},
         cut="",

@@ -4,13 +4,14 @@ of the worst calls. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..analysis.calls import Call, Spread, by_model, by_operator, calls, untold
 from ..analysis.repeated import said
+from ..analysis.twins import MOST, Twins, What, twins, verdict
 from ..errors import InputError
 from ..escape import markdown
-from ..figures import ratio
+from ..figures import DASH, counted, ratio
 from ..store.journal import Journal
 
 WORST = 10
@@ -19,6 +20,10 @@ BAR = 0.9
 """What each drawn size is held against, times the fastest peer's speed."""
 TUNED_LONG = ("torch_compile_max_autotune",)
 """No peers of drawn sizes: minutes of tuning for one size."""
+TWINS: Mapping[What, str] = {
+    "layout": "tensors stored (B, S, H, D), as themselves or as views of one projection, beside (B, H, S, D)",
+    "length": "5,000 tokens beside 5,120",
+}
 QUANTILES = ("calls", "worst", "25 %", "median", "75 %", "best", "geometric mean")
 
 
@@ -37,6 +42,7 @@ def table(journal: Journal, verifications: Iterable[Journal] = ()) -> str:
         _models(found),
         _operators(journal, found),
         _worst(found),
+        *_twins(journal),
     )
     return "\n\n".join(parts) + "\n"
 
@@ -103,6 +109,29 @@ def _worst(found: Iterable[Call]) -> str:
             _row(markdown(name), markdown(x.peer), ratio(x.ratio), markdown(", ".join(x.models) or "none"))
         )
     return "\n".join(lines)
+
+
+def _twins(journal: Journal) -> list[str]:
+    """The goals of cases that differ in one thing, and the quotients that each rests on."""
+    found = twins(journal)
+    parts = []
+    for what, about in TWINS.items():
+        each = [x for x in found if x.what == what]
+        parts.append(
+            f"Goal: ours on {about}, at most {MOST:.2f} of the time: {verdict(journal, each)}, by "
+            f"{counted(len(each), 'pair')} of cases that differ in nothing else."
+        )
+        if each:
+            lines = [_row("ours", "against", "time ÷ time", "95 %", "as a goal"), "|---|---|---:|---:|---|"]
+            parts.append("\n".join([*lines, *map(_pair, each)]))
+    return parts
+
+
+def _pair(x: Twins) -> str:
+    told = f"{x.verdict}: {x.missing}" if x.missing else x.verdict
+    names = (f"{x.case.operator} {x.case.name}", x.against.name)
+    interval = DASH if x.low is None or x.high is None else f"{x.low:.3f}–{x.high:.3f}"
+    return _row(*map(markdown, names), DASH if x.ratio is None else f"{x.ratio:.3f}", interval, markdown(told))
 
 
 def _cells(x: Spread) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from ..analysis.releases import told as aged
 from ..analysis.repeated import said
 from ..analysis.rows import Row, Value, category, rows, spent
 from ..analysis.selection import EVERYTHING, Selection
+from ..analysis.slices import Sliced, sliced
 from ..analysis.speedups import excludes_one
 from ..analysis.worth import Worth, worths
 from ..detection.arms import arms
@@ -31,7 +32,7 @@ from ..errors import InputError
 from ..store.journal import Journal
 from ..store.metric import OPERATOR_METRICS, Metric, Ratio
 from ..store.record import PROVIDER, YARDSTICK
-from . import charts, convergence_table, lines, over_gpus, serving, strips, summary
+from . import charts, convergence_table, lines, over_gpus, serving, slices_table, strips, summary
 from .answer import Answer, answer
 from .canvas import Axis, marker
 from .comparison_table import RunComparison, compare
@@ -175,6 +176,7 @@ class Run:
     sections: tuple[Section, ...]
     races: tuple[Race, ...]
     scalings: tuple[over_gpus.Scaling, ...]
+    slices: tuple[Sliced, ...]
     serving: serving.Pictures
     worths: tuple[Worth, ...]
     convergences: tuple[Convergence, ...]
@@ -274,6 +276,10 @@ def render(
         category=category,
         worth_cells=cells,
         worth_missing=missing,
+        slice_headings=slices_table.HEADINGS,
+        slice_cells=slices_table.cells,
+        slices_missing=slices_table.missing,
+        slices_about=slices_table.ABOUT,
         convergence_headings=convergence_table.HEADINGS,
         convergence_about=convergence_table.ABOUT,
         layer_cells=layer_cells,
@@ -354,6 +360,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         sections=_sections(journal, found, looks),
         races=_races(raced),
         scalings=over_gpus.scalings(journal, found, looks),
+        slices=sliced(journal),
         serving=serving.pictures(found, serving.spreads(journal), looks),
         worths=exchanged,
         convergences=convergences(journal, looks) if found else (),

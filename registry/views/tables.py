@@ -16,6 +16,7 @@ from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, columns, groups
 from .own_step_table import own_step_table
 from .scaling_table import each_table, scaling_table
+from .slices_table import slices_table
 from .table import Block, Column, Line, Page, Table, Text, line
 from .worth_table import worth_table
 
@@ -58,6 +59,8 @@ def run_table(journal: Journal, selection: Selection = EVERYTHING, repeated: str
         page += [line(""), scaled]
     if selection.everything and (each := each_table(journal)):
         page += [line(""), each]
+    if selection.everything and (slices := slices_table(journal)):
+        page += [line(""), *slices]
     if lost := summary.failures(found):
         page += [line(""), line("Skipped or failed", style="bold")]
         page += [_failure(x) for x in lost[:MOST_REASONS]]

@@ -49,7 +49,14 @@ def command_show(run: str, selection: Selection, above_limit: bool, form: Form) 
 
 
 def _everything(journal: Journal, selection: Selection) -> dict[str, Any]:
+    import msgspec
+
     from ...registry.analysis.rows import rows, summarize
+    from ...registry.analysis.slices import sliced
     from ...registry.views import crossing
 
-    return {**summarize(journal, selection.rows(rows(journal))), "crossings": crossing.summarize(journal)}
+    return {
+        **summarize(journal, selection.rows(rows(journal))),
+        "crossings": crossing.summarize(journal),
+        "extrapolated": msgspec.to_builtins(sliced(journal)),
+    }

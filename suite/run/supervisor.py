@@ -47,7 +47,7 @@ from ..catalog import Catalog
 from ..environments import interpreter
 from ..estimate import estimate
 from ..measure.ranks import LOOPBACK, NO_MULTICAST, START_S
-from ..plan import NOTHING, Cell, Plan, order, parameters
+from ..plan import NOTHING, Cell, Plan, layers, order, parameters
 from . import fingerprint, own_code
 from .conversation import PROGRAM, Conversation, OutOfTurn
 from .forkserver import ForkServers
@@ -612,6 +612,7 @@ class Run:
             request=msgspec.structs.replace(
                 self.plan.request(self.cells, self.request),
                 parameters=parameters(self.plan.cases, self.catalog),
+                layers=layers(self.plan.cases, self.catalog),
             ),
         )
         if self.request.shard is not None:

@@ -8,6 +8,7 @@ import tomllib
 import pytest
 from kernelmark.registry.store.journal import Journal, read_header
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
+from msgspec.structs import replace
 
 TOLD = "run `python docs/results.py --write`"
 
@@ -44,6 +45,29 @@ def test_a_run_that_ended_in_its_first_replicate_says_how_far_it_came(part):
     runs = part("runs")
     told = runs.origin(runs.journal("train-llama"))
     assert told.endswith("replicate 1 has 5 of 6 measurements, the others none.")
+
+
+def test_cases_of_another_definition_are_counted_apart(part):
+    runs = part("runs")
+    alive = runs._catalog().operator("softmax").case({"M": 4, "D": 8}, "bf16", "forward")
+    gone = replace(alive, name="before", spec="5bec")
+    nobodys = replace(alive, name="nobody's", operator="no_such_operator")
+    header = Header(1, "run", "", "0.1.0", None, False, "p", 0, 1, "cpu", "k", {}, {})
+    made = [
+        Record(x, "torch", "torch", None, 0, 0, "cold", "unsupported", "no", None) for x in (alive, gone, nobodys)
+    ]
+    assert runs.defined(Journal(header, tuple(made))) == "1 of 3 cases have today's definition"
+    assert runs.defined(Journal(header, tuple(made[:1]))) == "1 of 1 case has today's definition"
+
+
+def test_seeds_of_an_arm_are_those_that_the_base_has(part):
+    convergence = part("convergence")
+    (line,) = (x for x in convergence._arms(convergence.LONG).splitlines() if "kernelmark_fp8_1x128" in x)
+    seeds = {
+        name: {x.replicate for x in convergence.journal(convergence.LONG).records if x.implementation == name}
+        for name in ("torch", "kernelmark_fp8_1x128")
+    }
+    assert line.split(" | ")[1] == str(len(set.intersection(*seeds.values()))) == "5"
 
 
 def test_the_page_of_a_cpu_is_what_its_newest_run_says(program):
@@ -106,3 +130,29 @@ def test_no_measured_figure_stands_in_the_readme_by_hand(program):
     rest = results.placed(results.README.read_text(encoding="utf-8"), {"row": str})
     found = re.findall(r"\d[\d,.]*\s?(?:×|ms\b|GB/s|TFLOP/s|%)", rest)
     assert set(found) <= {"95 %"}  # the level of every interval
+
+
+def test_rows_that_lost_stand_beside_their_newest_run_or_say_that_there_is_none(part):
+    again = part("again")
+    *_, table = again.lost()
+    for what, *_ in again.LOST:
+        assert f"| {what} | " in table
+    (gelu,) = (x for x in table.splitlines() if x.startswith("| tiny GELU"))
+    assert "0.003424" in gelu
+    assert "`20261122-215820-3f7c`\\*, `4cd7ee73` | 0.001698" in gelu
+    (decoding,) = (x for x in table.splitlines() if x.startswith("| decoding of mixed lengths"))
+    assert decoding.endswith("| not run again |  |  |  |")
+
+
+def test_a_sum_in_8_bits_is_held_against_nccl_in_place_too(part):
+    said = part("several_gpus")._in_eight_bits()
+    assert "1.39 and 1.22, which is missed in place" in said
+    assert "1.62 and 1.47, which is met" in said
+
+
+def test_what_vllm_lacked_stands_beside_its_figure(part):
+    inference = part("inference")
+    said = "\n".join(inference.server())
+    assert "`trimmed: 8 of vllm's 16 shared libraries are missing or cut: " in said
+    assert "`without flashinfer, which is not installed: PyTorch's sampler chooses the tokens`" in said
+    assert "mamba2-1.3b-bf16 by `kernelmark`" in inference._out_of_memory(inference.GENERATE)

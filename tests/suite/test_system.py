@@ -295,6 +295,14 @@ def test_the_parameters_of_cases_models() -> None:
     assert plans.parameters([CATALOG.operator("softmax").case({"M": 4, "D": 8}, "bf16", "forward")], CATALOG) == {}
 
 
+def test_the_layers_of_the_models_that_cases_are_slices_of() -> None:
+    plan = plans.load("scaling", CATALOG, "cuda")
+    found = plans.layers(plan.cases, CATALOG)
+    slices = {x.full_name: x.options["model"] for x in plan.cases if x.options["slice"] != "whole"}
+    assert {slices[name]: count for name, count in found.items()} == {"qwen3-32b": 64, "llama-3.1-70b": 80}
+    assert found.keys() == slices.keys()
+
+
 def test_each_goal_and_each_architecture_has_its_case() -> None:
     train, precision = (plans.load(x, CATALOG, "cuda") for x in ("train", "precision"))
     of = {name: x for x in CATALOG.models.values() for name in x.configurations}
