@@ -90,7 +90,7 @@ def forward_passes() -> list[str]:
 def server() -> list[str]:
     """Our server, and what HTTP adds to the engine."""
     columns = (
-        number_column("request, ms"),
+        number_column("request, ms", "request"),
         number_column("first token, ms", "ttft"),
         number_column("p99", "ttft_p99"),
         number_column("ms a token", "tpot"),

@@ -54,7 +54,8 @@ class Value(msgspec.Struct, frozen=True):
     """One metric of a row over all replicates, in the metric's unit.
 
     `value` is the median over replicates of each process's value (or the largest, where the metric says so), with
-    the 95 % interval of that; the spread is of all samples.
+    the 95 % interval of that; the spread is of all samples. `low` and `high` of a single process are its own
+    samples' alone: pages that show an interval ask for `interval`.
     """
 
     value: float
@@ -75,6 +76,11 @@ class Value(msgspec.Struct, frozen=True):
     p20: float | None = None
     p80: float | None = None
     p95: float | None = None
+
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        """The 95 % interval over processes. A single one has none: its samples do not say how another would do."""
+        return (self.low, self.high) if self.processes > 1 else (None, None)
 
 
 class Row(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
@@ -139,9 +145,9 @@ class Row(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
         return found.value if found else None
 
     def bounds(self, metric: str | None = None) -> tuple[float | None, float | None]:
-        """Its 95 % interval."""
+        """Its 95 % interval over processes; none of a single process."""
         found = self.get(metric)
-        return (found.low, found.high) if found else (None, None)
+        return found.interval if found else (None, None)
 
 
 @dataclass(eq=False)
@@ -160,6 +166,7 @@ class _Group:
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> _Group:
+        records = as_judged(records)
         status, reason = ended(records)
         ok = records if status == "ok" else ()
         return cls(records, status, reason, {x.replicate: x.measurement for x in ok if x.measurement is not None})
@@ -180,6 +187,13 @@ class _Group:
     @property
     def better(self) -> Better:
         return self.metrics[self.primary].better
+
+    @property
+    def competes(self) -> bool:
+        """Whether its value says how good it is: of a search that kept no rate which it found it does not."""
+        return self.metrics[self.primary].better != "neither" and (
+            self.primary == HIGHEST or not _searches(self.first.case)
+        )
 
     @property
     def middle(self) -> float:
@@ -207,7 +221,7 @@ def rows(journal: Journal, beside: bool = True) -> tuple[Row, ...]:
     metrics |= {x: journal.metric(x) for x in sorted({x.primary for x in found} - metrics.keys())}
     _measure(found, metrics, beside)
     if beside:
-        _compare(groups.values(), metrics)
+        _compare(groups.values())
     out = [_row(x, journal.header, ceilings, metrics[x.primary], beside) for x in found]
     return tuple(sorted(by_own_limits(over_links(out)) if beside else out, key=_sort_key))
 
@@ -270,6 +284,28 @@ def by_own_limits(found: Sequence[Row]) -> list[Row]:
         )
 
     return [limited(x) for x in found]
+
+
+SERVE, HIGHEST = "serve", "slo_rate"
+"""The workload of servers, and what its searches find: the highest rate of requests within the objective."""
+
+
+def _searches(case: Case) -> bool:
+    """Whether a case asks for the highest rate."""
+    return case.operator == SERVE and case.options.get("load") == "search"
+
+
+def as_judged(records: Sequence[Record]) -> Sequence[Record]:
+    """The records of a row, of which those of a search are judged by the rate that it found.
+
+    Older journals name how long a request took. Each server was then under the load that it had found itself, the
+    better one under more, so that these times compare nothing.
+    """
+    case = records[0].case
+    if not _searches(case) or any(x.measurement and HIGHEST not in x.measurement.samples for x in records):
+        return records
+    case = msgspec.structs.replace(case, primary=HIGHEST)
+    return [msgspec.structs.replace(x, case=case) for x in records]
 
 
 def _grouped(records: Iterable[Record]) -> list[_Group]:
@@ -429,7 +465,7 @@ DERIVED = (BANDWIDTH, THROUGHPUT, TOKENS)
 """What follows from a time, as `derived` makes it."""
 
 
-def _compare(cases: Iterable[Sequence[_Group]], metrics: Mapping[str, Metric]) -> None:
+def _compare(cases: Iterable[Sequence[_Group]]) -> None:
     """Puts into the groups of each case their speedups over its best correct baseline and over eager.
 
     Replicates pair up: both sides ran in the same process, minutes apart at most, so that the ratio's
@@ -437,7 +473,7 @@ def _compare(cases: Iterable[Sequence[_Group]], metrics: Mapping[str, Metric]) -
     """
     pairs: list[tuple[_Group, _Group]] = []
     for peers in cases:
-        measured = [x for x in peers if x.measured and metrics[x.primary].better != "neither"]
+        measured = [x for x in peers if x.measured and x.competes]
         baselines = [x for x in measured if baseline(x.first.provider, x.first.implementation)]
         eager = next((x for x in baselines if x.first.implementation == EAGER), None)
         best = _best(baselines)

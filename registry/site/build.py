@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from filelock import FileLock
@@ -25,13 +25,14 @@ from ..store.journal import Journal, parse, read, read_header
 from ..store.shards import whole
 from ..views import serving
 from . import data, exports, feeds
+from .course import Course, course
 from .coverage import Expected, coverage
 from .facts import Fact, Run, facts, file_name, run_of
 from .ledger import EXPORTED, Ledger
 from .pages import Pages
 from .paging import numbered
 from .repetition import repetitions, replaced
-from .scaling import scaling
+from .scaling import Ahead, ahead, scaling
 from .servers import served
 from .sizes import Swept, page_of, parts, swept
 from .standing import Standing, standings
@@ -51,8 +52,14 @@ ASSETS = {
 }
 SPREADS = "spreads"
 """What the memory calls distributions of latencies: only journals have every request's."""
+PROBES = "probes"
+"""The same of what searches for the highest rate tried."""
+AHEAD = "ahead"
+"""And of what its steps are predicted to be on more GPUs."""
 DATA = "data"
 """What the memory calls scripts of values that are written."""
+OFFERED = 40
+"""Newest states of the code on a device among which two are looked for that share most rows."""
 NAMED = 5
 """So many runs are named in a message; more are counted."""
 COPIED = "copy"
@@ -88,8 +95,9 @@ class Built:
     """Why a journal could not be taken in."""
 
 
+_Kept = TypeVar("_Kept")
 Times = Callable[[set[str]], Mapping[str, int]]
-_PLACE = attrgetter("place")
+_PLACE, _created = attrgetter("place"), attrgetter("created")
 READ = 0.5
 """The part of the time that reading the journals takes, with a page for each run."""
 
@@ -227,7 +235,10 @@ class _Site:
             self.built.added += run.name not in known
             known.add(run.name)
             spread = msgspec.msgpack.encode(serving.spreads(journal))
-            self.ledger.remember([(f"{SPREADS}\n{run.name}", "", spread)])
+            probes = msgspec.msgpack.encode(serving.probes(journal))
+            made = msgspec.msgpack.encode(ahead(journal))
+            kept = ((SPREADS, spread), (PROBES, probes), (AHEAD, made))
+            self.ledger.remember((f"{what}\n{run.name}", "", x) for what, x in kept)
         self.ledger.take_in(digests, run, found)
 
     def _take_shards(
@@ -302,6 +313,7 @@ class _Site:
         newest_first.sort(key=lambda x: x.kind == "cpu")  # GPUs before processors
         by_device: dict[str, list[Standing]] = {x.device: [] for x in newest_first}
         sizes: dict[str, Mapping[str, Sequence[Swept]]] = {}
+        courses: dict[tuple[str, str], Course] = {}
         done = 0
         for operator, found in sorted(by_operator.items()):
             self.tell(operator, READ + (1 - READ) * done / len(measured))
@@ -310,6 +322,7 @@ class _Site:
             standing = standings(operator, found)
             for x in standing:
                 by_device[x.device].append(x)
+                courses[x.device, operator] = course(x, found)
             over = swept(operator, found)
             if over:
                 sizes[operator] = parts(over)
@@ -317,17 +330,24 @@ class _Site:
                     self._write(page_of(operator, part), pages.sizes(operator, part, sizes[operator]))
             texts = pages.operator(operator, standing, lines[operator], runs, over, sizes.get(operator, {}))
             self._write_all(f"operator/{file_name(operator)}", texts)
-        events = feeds.events(x for found in lines.values() for x in found)
-        self._write_all("index", pages.overview(runs, self.built.rows, by_device, expected, lines, events))
+        events = feeds.events((x for found in lines.values() for x in found), pages.places)
+        self._write_all(
+            "index", pages.overview(runs, self.built.rows, by_device, expected, lines, events, courses)
+        )
         self._write_all("runs", pages.runs(runs))
-        self._write_all("scaling", pages.scaling(scaling(measured), sizes))
-        servers = served(by_operator.get(serving.OPERATOR, ()), self._spreads(runs))
+        made = self._kept(AHEAD, runs, tuple[Ahead, ...])
+        self._write_all("scaling", pages.scaling(scaling(measured), sizes, made))
+        servers = served(
+            by_operator.get(serving.OPERATOR, ()),
+            self._kept(SPREADS, runs, tuple[serving.Spread, ...]),
+            self._kept(PROBES, runs, tuple[serving.Probes, ...]),
+        )
         self._write_all("serving", pages.serving(servers))
         kinds = {x.device: x.kind for x in runs}
         covered = {x: coverage(x, kinds[x], measured, expected) for x in by_device}
         self._write_all("coverage", pages.coverage(covered, bool(expected)))
         self._comparisons(pages, runs, measured)
-        self._beside(pages, runs, feeds.regressions(events))
+        self._beside(pages, runs, feeds.regressions(events), max(runs, key=_created))
 
     def _measured(self, runs: Sequence[Run]) -> list[Measured]:
         """The facts that pages are made of, in the order of their runs and of their places in them."""
@@ -336,10 +356,10 @@ class _Site:
             by_run[name].append(fact)
         return [(run, fact) for run in runs for fact in sorted(by_run[run.name], key=_PLACE)]
 
-    def _spreads(self, runs: Sequence[Run]) -> dict[str, tuple[serving.Spread, ...]]:
-        """Distributions of latencies by run."""
-        found = {x.name: self.ledger.remembered(f"{SPREADS}\n{x.name}", "") for x in runs}
-        return {name: msgspec.msgpack.decode(x, type=tuple[serving.Spread, ...]) for name, x in found.items() if x}
+    def _kept(self, what: str, runs: Sequence[Run], kind: type[_Kept]) -> dict[str, _Kept]:
+        """By run, what only its journal said."""
+        found = {x.name: self.ledger.remembered(f"{what}\n{x.name}", "") for x in runs}
+        return {name: msgspec.msgpack.decode(x, type=kind) for name, x in found.items() if x}
 
     def _comparisons(self, pages: Pages, runs: Sequence[Run], measured: Sequence[Measured]) -> None:
         of_source: dict[tuple[str, str], list[Run]] = {}
@@ -357,9 +377,9 @@ class _Site:
         for run, fact in measured:
             if run.arm is None:
                 by_source.setdefault(data.source(run), []).append((run, fact))
-        self._write("compare.html", pages.compare(runs, newest_two(by_source)))
+        self._write("compare.html", pages.compare(runs, newest_two(by_source), beside_others(by_source)))
 
-    def _beside(self, pages: Pages, runs: Sequence[Run], worse: Sequence[feeds.Event]) -> None:
+    def _beside(self, pages: Pages, runs: Sequence[Run], worse: Sequence[feeds.Event], newest: Run) -> None:
         by_name = {x.name: x for x in runs}
 
         def after(place: int) -> Iterator[exports.Numbered]:
@@ -371,7 +391,7 @@ class _Site:
         self.ledger.remember([(EXPORTED, "", msgspec.msgpack.encode(exported))])
         self._write("rows.html", pages.files(self.built.rows, self.built.parquet))
         address = _slashed(self.settings.address)
-        self._write("regressions.atom", feeds.atom(worse, self.settings.title, address))
+        self._write("regressions.atom", feeds.atom(worse, self.settings.title, address, newest.created))
         self._write("regressions.json", feeds.json_feed(worse, self.settings.title, address))
         for name, path in ASSETS.items():
             self._write(f"assets/{name}", path.read_bytes())
@@ -396,29 +416,51 @@ class _Site:
 
 
 def newest_two(by_source: Mapping[tuple[str, str], Sequence[Measured]]) -> list[tuple[Run, Run, list[Any]]]:
-    """Of each device the newest state of the code beside the last one before with rows of ours that compare: by
-    operator how many, and the geometric mean, least and most of new over old value.
+    """Of each device two states of the code with rows of ours that compare: by operator how many, and the
+    geometric mean, least and most of new over old value. The device with the most of them comes first.
+
+    They are the newest two that share most rows. The newest of all may be a run of four rows that no other has.
     """
-    devices: dict[str, list[Sequence[Measured]]] = {}
+    devices: dict[str, list[dict[tuple[Any, str], Measured]]] = {}
     for (device, _), found in by_source.items():
-        devices.setdefault(device, []).append(found)
+        mine = {(x.identity, x.key): (run, x) for run, x in found if x.ours and x.number and x.number[0] > 0}
+        devices.setdefault(device, []).append(mine)
     out = []
     for sources in devices.values():
-        newest = {(x.identity, x.key): x for _, x in sources[-1] if x.ours and x.number}
-        for before in reversed(sources[:-1]):
-            ratios: dict[str, dict[object, float]] = {}
-            for _, x in before:
-                now = newest.get((x.identity, x.key))
-                if now is not None and now.number and x.number and x.number[0] > 0 and now.number[0] > 0:
-                    ratios.setdefault(x.operator, {})[x.identity] = now.number[0] / x.number[0]
-            if ratios:
-                table = [
-                    (x, len(y), geometric_mean(y.values()), min(y.values()), max(y.values()))
-                    for x, y in ratios.items()
-                ]
-                out.append((before[-1][0], sources[-1][-1][0], sorted(table)))
-                break
-    return out
+        kept = [x for x in sources if x][-OFFERED:]
+        certain = [{row for row, (_, x) in y.items() if x.processes > 1} for y in kept]
+        # A row that has an interval on both sides counts twice: only of those anything can be said.
+        pairs = {
+            (later, before): len(kept[later].keys() & kept[before].keys()) + len(certain[later] & certain[before])
+            for later in range(1, len(kept))
+            for before in range(later)
+        }
+        most = max(pairs.values(), default=0)
+        if not most:
+            continue
+        later, before = max(pair for pair, shared in pairs.items() if 2 * shared >= most)
+        ratios: dict[str, list[float]] = {}
+        for row in kept[later].keys() & kept[before].keys():
+            now, then = kept[later][row][1], kept[before][row][1]
+            if now.number and then.number:
+                ratios.setdefault(now.operator, []).append(now.number[0] / then.number[0])
+        table = [(x, len(y), geometric_mean(sorted(y)), min(y), max(y)) for x, y in ratios.items()]
+        runs = [max((run for run, _ in kept[x].values()), key=_created) for x in (before, later)]
+        out.append((runs[0], runs[1], sorted(table)))
+    return sorted(out, key=lambda x: -sum(count for _, count, *_ in x[2]))
+
+
+def beside_others(by_source: Mapping[tuple[str, str], Sequence[Measured]]) -> Run | None:
+    """A run of the newest state of the code that has most rows of ours beside others."""
+    beside = {
+        place: sum(x.ours and x.speedup is not None for _, x in found)
+        for place, found in enumerate(by_source.values())
+    }
+    most = max(beside.values(), default=0)
+    if not most:
+        return None
+    place = max(x for x, count in beside.items() if 2 * count >= most)
+    return [*by_source.values()][place][-1][0]
 
 
 def _slashed(address: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ..store.record import baseline
 from .facts import Fact, Run, file_name
 from .timeline import Line, Measured
 
@@ -67,8 +68,8 @@ def _line(line: Line, places: Mapping[str, int], strings: Strings) -> dict[str, 
         "better": last.better,
         "runs": [places[run.name] for run, _ in line.points],
         "values": [_short(fact.number[0]) for _, fact in line.points if fact.number],
-        "low": [_short(fact.number[1]) for _, fact in line.points if fact.number],
-        "high": [_short(fact.number[2]) for _, fact in line.points if fact.number],
+        "low": [_short(fact.interval[0]) for _, fact in line.points if fact.number],
+        "high": [_short(fact.interval[1]) for _, fact in line.points if fact.number],
         "keys": [strings.place(fact.key) for _, fact in line.points],
         "places": [fact.place for _, fact in line.points],
         "lines": [fact.lines for _, fact in line.points],
@@ -110,8 +111,9 @@ def values(measured: Iterable[Measured]) -> str:
 
 
 def _value(fact: Fact, strings: Strings, place: int) -> list[Any]:
-    value, low, high, unit = fact.number or (0.0, None, None, "")
+    value, _, _, unit = fact.number or (0.0, None, None, "")
+    low, high = fact.interval
     texts = [fact.operator, fact.case, fact.cache, fact.implementation, unit, fact.better, fact.key, fact.spec]
     texts += [fact.version or "unknown", fact.timer or "unknown"]
-    kind = 0 if fact.ours else 2 if fact.scale else 1
+    kind = 0 if fact.ours else 1 if baseline(fact.provider, fact.implementation) else 2
     return [*map(strings.place, texts), kind, _short(value), _short(low), _short(high), place, fact.place]

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 
 from .. import figures
-from .facts import Fact
+from .facts import ONE_PROCESS, Fact
 from .timeline import Line
 
 POINTS = 40
 """Newest points of a sparkline."""
 LEAST_REACH = 0.05
 """Of a sparkline's range to its highest value: a series that hardly moves must not look like a mountain range."""
-_KINDS = {"faster": "good", "slower": "bad"}
+_KINDS = {"faster": "good", "slower": "bad", ONE_PROCESS: "single"}
 """The class of a drawing by its fact's outcome."""
 
 
@@ -71,7 +71,7 @@ def ratio(fact: Fact) -> str:
 def strip(facts: Sequence[Fact], mean: float | None, width: int = 220, height: int = 22) -> str:
     """All cases' speedups as dots on the axis of `ratio`, and their geometric mean as a bar."""
     # Each place once: where thousands are, they hide one another.
-    dots: dict[str, dict[str, None]] = {"": {}, "good": {}, "bad": {}}
+    dots: dict[str, dict[str, None]] = {"single": {}, "": {}, "good": {}, "bad": {}}
     for fact in facts:
         kind = _KINDS.get(fact.outcome, "")
         # Dots of one place are spread downwards, by the row's place in the run: the same at each build.
@@ -93,5 +93,5 @@ def _ratio_place(value: float, width: int) -> float:
 
 def _told(fact: Fact) -> str:
     if fact.speedup_low is None or fact.speedup_high is None:
-        return f"{figures.ratio(fact.speedup)}, no interval"
+        return f"{figures.ratio(fact.speedup)} in one process: no interval"
     return f"{figures.ratio(fact.speedup)} [{figures.ratio(fact.speedup_low)}, {figures.ratio(fact.speedup_high)}]"

@@ -19,6 +19,8 @@ Number: TypeAlias = tuple[float, float | None, float | None, str]
 """A metric's value, its 95 % interval and its unit."""
 
 
+ONE_PROCESS = "one process"
+"""How a case stands whose ratio is of a single process: it may be luck, and is counted apart."""
 ROWS = 200
 """Rows of a run that its page has room for: where there are more, so many stand on each of its further pages."""
 
@@ -142,6 +144,12 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
         """Its primary metric."""
         return self.metrics.get(self.primary)
 
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        """That metric's 95 % interval over processes: a single one has none (`rows.Value.interval`)."""
+        found = self.number
+        return (found[1], found[2]) if found is not None and self.processes > 1 else (None, None)
+
     def row(self, every: bool = False) -> Row:
         """As the views take it, with the primary metric alone or with `every` one: of the others the value and its
         interval are known, and no direction.
@@ -181,8 +189,12 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def outcome(self) -> str:
-        """faster, slower or undecided against the best baseline, by the speedup's category."""
+        """faster, slower or undecided against the best baseline, by the speedup's category; `one process` where
+        fewer than two have both, which is no interval and no verdict.
+        """
         found = category(self.row())
+        if self.speedup is not None and self.speedup_low is None:
+            return ONE_PROCESS
         return "faster" if found in FASTER else found or "undecided"
 
 

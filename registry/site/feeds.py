@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
@@ -16,6 +17,8 @@ from ..escape import CONTROL
 from .facts import Run, file_name
 from .timeline import Change, Line
 
+Place = tuple[str, str, str, str]
+"""A device, an operator, a case and its cache state."""
 ENTRIES = 100
 """Newest that are kept in a feed."""
 
@@ -27,15 +30,13 @@ class Event:
     line: Line
     change: Change
     run: Run
+    page: str
+    """Where its case is, from the site's root."""
 
     @property
     def moment(self) -> str:
         """When it was first measured, as feeds want it."""
-        try:
-            when = datetime.fromisoformat(self.run.created)
-        except ValueError:
-            when = datetime.fromtimestamp(0, UTC)
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="seconds")
+        return _moment(self.run.created)
 
     @property
     def identifier(self) -> str:
@@ -61,19 +62,17 @@ class Event:
             f"{figures.scientific(self.change.p)}). A change point is drawn, no gate: ask regression_detector."
         )
 
-    @property
-    def page(self) -> str:
-        """Where it is drawn, from the site's root."""
-        return f"operator/{file_name(self.line.key.operator)}.html"
 
-
-def events(lines: Iterable[Line]) -> list[Event]:
-    """All change points of our rows that are not the machine's, newest first."""
+def events(lines: Iterable[Line], places: Mapping[Place, str] = MappingProxyType({})) -> list[Event]:
+    """All change points of our rows that are not the machine's, newest first. `places` says where each case is."""
     found = []
     for line in lines:
         if line.ours:
             runs = {run.name: run for run, _ in line.points}
-            found += [Event(line, x, runs[x.run]) for x in line.changes if x.machine is None]
+            key = line.key
+            case = line.device, key.operator, key.case, key.cache
+            page = places.get(case, f"operator/{file_name(key.operator)}.html")
+            found += [Event(line, x, runs[x.run], page) for x in line.changes if x.machine is None]
     found.sort(key=lambda x: (x.line.key, x.line.device))
     return sorted(found, key=lambda x: x.moment, reverse=True)
 
@@ -83,9 +82,11 @@ def regressions(found: Sequence[Event]) -> list[Event]:
     return [x for x in found if x.change.worse][:ENTRIES]
 
 
-def atom(found: Sequence[Event], title: str, site: str) -> str:
-    """The feed in Atom 1.0 (RFC 4287). `site` is the site's address, or empty: its links are then relative."""
-    updated = max((x.moment for x in found), default="1970-01-01T00:00:00+00:00")
+def atom(found: Sequence[Event], title: str, site: str, newest: str) -> str:
+    """The feed in Atom 1.0 (RFC 4287). `site` is the site's address, or empty: its links are then relative.
+    `newest` is when the newest run was made: without an entry that is the feed's date.
+    """
+    updated = max((x.moment for x in found), default=_moment(newest))
     entries = "".join(
         f"<entry><id>{x.identifier}</id><title>{escape(x.title)}</title><updated>{x.moment}</updated>"
         f"<link href={quoteattr(site + x.page)}/><content type='text'>{escape(x.text)}</content></entry>\n"
@@ -119,6 +120,14 @@ def json_feed(found: Sequence[Event], title: str, site: str) -> bytes:
         ],
     }
     return msgspec.json.format(msgspec.json.encode(feed), indent=1) + b"\n"
+
+
+def _moment(created: str) -> str:
+    try:
+        when = datetime.fromisoformat(created)
+    except ValueError:
+        when = datetime.fromtimestamp(0, UTC)
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="seconds")
 
 
 def _value(line: Line, run: Run, offset: int) -> str:

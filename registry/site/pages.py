@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, groupby, islice
 from pathlib import Path
@@ -16,27 +16,28 @@ from typing import Any
 from .. import figures
 from ..analysis.releases import releases
 from ..analysis.releases import told as aged
-from ..analysis.rows import rows
+from ..analysis.rows import Row, rows
 from ..analysis.speedups import excludes_one
 from ..analysis.worth import worths
 from ..errors import InputError
 from ..escape import CONTROL, plain
 from ..escape import lines as harmless
 from ..store.journal import Journal
-from ..views import convergence, convergence_table, serving
+from ..views import convergence, convergence_table, rivals, serving
 from ..views.canvas import marker
-from ..views.grouping import groups
+from ..views.grouping import CaseRows, Group, groups
 from ..views.looks import Series, palette
 from ..views.monitor import monitored, power_limit
 from ..views.worth_table import HEADINGS, cells, missing
 from . import data, drawing
+from .course import NARROW, WIDE, Course, large, small, together
 from .coverage import Coverage, Expected
 from .facts import Fact, Run, file_name
-from .feeds import Event
+from .feeds import Event, Place
 from .paging import ROOM, Block, Frame, Sheet, numbered, sheets
 from .repetition import summed
-from .scaling import Step, curves, worlds
-from .servers import Served
+from .scaling import Ahead, Step, bandwidths, curves, over_lengths, worlds
+from .servers import Served, served_as
 from .sizes import Swept, glances, page_of, part_name
 from .standing import OUTCOMES, CaseStanding, Standing
 from .timeline import Line
@@ -53,6 +54,10 @@ OPENING = 60_000
 """Bytes of the first page above its tables: devices, changes and runs."""
 NEIGHBOURS = 8
 """Pages that are linked on either side of one of many."""
+NOWHERE = "not in the catalog: counted nowhere"
+"""The family of operators that nobody here knows, as runs that calibrate have."""
+SINGLE = " · single cases"
+"""What the heading ends with of cases that share too little to have one each."""
 WORKLOADS = "workloads"
 """The family of what is no operator."""
 
@@ -107,6 +112,8 @@ class Pages:
         self.built = built
         self.journals = journals
         self.repeated = repeated
+        self.places: dict[Place, str] = {}
+        """Where each case is, from the site's root, of the operators whose pages were made."""
         self._repetition = summed([*repeated.values()])
         self._environment = _environment()
 
@@ -160,14 +167,17 @@ class Pages:
         expected: Mapping[str, Expected],
         lines: Mapping[str, Sequence[Line]],
         events: Sequence[Event],
+        courses: Mapping[tuple[str, str], Course],
     ) -> tuple[str, ...]:
-        """The first page: how each device stands, changes, the newest runs; each operator on each device. What it
-        has no room for is on further ones.
+        """The first page: how each device stands, over time too, changes, the newest runs; each operator on each
+        device. What it has no room for is on further ones.
         """
         newest = sorted(runs, key=lambda x: x.created, reverse=True)
         of_device = {device: {x.operator: x for x in found} for device, found in standings.items()}
         operators = sorted({*expected, *(x for found in of_device.values() for x in found)})
         families = _families(operators, expected)
+        # Runs that calibrate have operators of their own: what the catalog does not know counts nowhere.
+        strange = {x for x in operators if expected and x not in expected}
         ours = [x for found in lines.values() for x in found if x.ours]
         own: dict[tuple[str, str], list[Line]] = {}
         for x in ours:
@@ -180,13 +190,15 @@ class Pages:
             first[device] = len(found)
             section = Frame(blocks.section(device, number, about[device]), "</table></div>\n</section>\n")
             for family, members in families.items():
-                frames = (section, Frame(blocks.family(family, 12), "</tbody>\n"))
+                frames = (section, Frame(blocks.family(family, 14), "</tbody>\n"))
                 for name in members:
                     if name in by_operator:
-                        text = blocks.operator(by_operator[name], own.get((device, name), ()))
+                        line = small(courses.get((device, name), ()))
+                        text = blocks.operator(by_operator[name], own.get((device, name), ()), line)
                         found.append(Block(text, frames, device))
-                if absent := [name for name in members if name not in by_operator]:
-                    found.append(Block(blocks.absent(absent), frames, device))
+            if absent := [name for members in families.values() for name in members if name not in by_operator]:
+                frames = (section, Frame(blocks.family("not run", 14), "</tbody>\n"))
+                found.append(Block(blocks.absent(absent), frames, device))
         if len(of_device) > 1:
             found += self._side_by_side(blocks, of_device, families)
         divided = sheets(found, ROOM - OPENING)
@@ -203,11 +215,15 @@ class Pages:
                 x: {
                     "link": f"{numbered('index', _sheet_of(divided, place))}.html#device-{number}",
                     "about": about[x],
-                    "total": sum((y.outcomes for y in of_device[x].values()), Counter()),
-                    "operators": len(of_device[x]),
+                    "total": sum(
+                        (y.outcomes for y in of_device[x].values() if y.operator not in strange), Counter()
+                    ),
+                    "operators": sum(y not in strange for y in of_device[x]),
+                    "strange": sorted(y for y in of_device[x] if y in strange),
                 }
                 for number, (x, place) in enumerate(first.items(), 1)
             },
+            hero=_hero(runs, [*of_device], families, strange, courses),
             events=events[:RECENT],
             series=len(ours),
             long_enough=sum(x.watched for x in ours),
@@ -243,6 +259,7 @@ class Pages:
         blocks = self._module("operator_blocks.html", "../")
         found: list[Block] = []
         first: dict[str, int] = {}
+        placed: dict[Place, tuple[int, str]] = {}
         for number, x in enumerate(standings, 1):
             first[x.device] = len(found)
             section = Frame(blocks.section(x, number, _about(x.device, runs)), "</section>\n")
@@ -256,9 +273,16 @@ class Pages:
                 best = cases[0].rows[0].fact.number
                 group = Frame(blocks.group(title, best[3] if best else ""), "</div>\n")
                 label = device + pass_.replace("_", " + ")
-                found += [Block(blocks.case(y, number), (section, group), label, y.chart) for y in cases]
+                for y in cases:
+                    case = x.device, operator, y.standing.case, y.standing.cache
+                    placed[case] = len(found), f"{number}-{anchor(y.standing.case)}-{y.standing.cache}"
+                    found.append(Block(blocks.case(y, placed[case][1]), (section, group), label, y.chart))
         divided = sheets(found)
         file = file_name(operator)
+        self.places |= {
+            case: f"operator/{numbered(file, _sheet_of(divided, place))}.html#{name}"
+            for case, (place, name) in placed.items()
+        }
         devices = {
             x: f"{numbered(file, _sheet_of(divided, place))}.html#device-{number}"
             for number, (x, place) in enumerate(first.items(), 1)
@@ -287,9 +311,8 @@ class Pages:
         by_case = {(x.case, x.cache): x for x in standing.cases}
         newest = [fact.row() for x in standing.cases for _, fact in x.latest]
         out: dict[tuple[str, str], list[CaseView]] = {}
-        for group in groups(newest):
-            title = " · ".join(x for x in (group.pass_.replace("_", " + "), group.common) if x)
-            for label, case in zip(group.labels, group.cases, strict=True):
+        for title, pass_, cases in _titled(groups(newest)):
+            for label, case in cases:
                 found = by_case[case.name, case.first.cache]
                 rows = sorted(
                     (
@@ -311,7 +334,7 @@ class Pages:
                 timed = sum(x.fact.number is not None for x in rows)
                 hidden = max(0, timed - LISTED) + len(failed) - len(shown_failed)
                 view = CaseView(label, found, tuple(rows), shown_failed, hidden, chart)
-                out.setdefault((title, group.pass_), []).append(view)
+                out.setdefault((title, pass_), []).append(view)
         return out
 
     def run(self, journal: Journal, run: Run, found: Sequence[Fact]) -> tuple[str, ...]:
@@ -332,6 +355,7 @@ class Pages:
             **shared,
             **_rows(() if parts else found),
             places={x.identity: run.page(x.place) + f"#row-{x.place}" for x in found},
+            line=min((y for x in found[:1] for y in x.lines), default=0),
             monitored=monitored(journal),
             header=journal.header,
             worths={
@@ -344,7 +368,12 @@ class Pages:
             convergences=convergence.convergences(journal, looks) if shown else (),
             convergence_headings=convergence_table.HEADINGS,
             convergence_about=convergence_table.ABOUT,
-            serving=serving.pictures(shown, serving.spreads(journal), looks),
+            serving=_told(
+                serving.pictures(
+                    shown, serving.spreads(journal), looks, width=NARROW, tried=serving.probes(journal)
+                ),
+                shown,
+            ),
             looks=looks,
         )
         return (first, *(self._render("run_part.html", "../", **shared, **_rows(x), part=x) for x in parts))
@@ -357,19 +386,25 @@ class Pages:
         divided = [Sheet(tuple(found[i : i + RUNS])) for i in range(0, len(found), RUNS)]
         return self._divided("runs.html", "", divided, "runs", page="runs")
 
-    def compare(self, runs: Sequence[Run], table: Sequence[tuple[Run, Run, Sequence[Any]]]) -> str:
-        """Any two states of the code, devices, libraries; `table` is what stands there without a script."""
-        sources: dict[tuple[str, str], Run] = {}
+    def compare(
+        self, runs: Sequence[Run], table: Sequence[tuple[Run, Run, Sequence[Any]]], beside: Run | None
+    ) -> str:
+        """Any two states of the code, devices, libraries; `table` is what stands there without a script, its first
+        two are what the script begins with. `beside` has most rows of ours beside others.
+        """
+        sources: dict[tuple[str, str], list[Run]] = {}
         for run in runs:
             if run.arm is None:
-                sources[data.source(run)] = run
+                sources.setdefault(data.source(run), []).append(run)
         offered = [
-            {"file": data.source_file(*key), "device": key[0], "commit": run.short}
-            | {"created": run.created[:16].replace("T", " ")}
-            for key, run in sources.items()
+            {"file": data.source_file(*key), "device": key[0], "commit": found[-1].short}
+            | {"created": found[-1].created[:16].replace("T", " "), "rows": sum(x.timed for x in found)}
+            | {"plan": _several([x.plan for x in found])}
+            for key, found in sources.items()
         ]
         first = [data.source_file(*data.source(x)) for x in table[0][:2]] if table else [None, None]
-        within = data.inlined({"sources": offered, "first": first})
+        both = None if beside is None else data.source_file(*data.source(beside))
+        within = data.inlined({"sources": offered, "first": first, "beside": both})
         return self._render("compare.html", "", page="compare", data=within, table=table)
 
     def coverage(self, devices: Mapping[str, Sequence[Coverage]], known: bool) -> tuple[str, ...]:
@@ -386,12 +421,18 @@ class Pages:
         return self._render("rows.html", "", page="files", rows=rows, parquet=parquet)
 
     def scaling(
-        self, steps: Sequence[Step], sizes: Mapping[str, Mapping[str, Sequence[Swept]]]
+        self,
+        steps: Sequence[Step],
+        sizes: Mapping[str, Mapping[str, Sequence[Swept]]],
+        predicted: Mapping[str, Sequence[Ahead]] = MappingProxyType({}),
     ) -> tuple[str, ...]:
-        """Several GPUs, and which operators have pages of charts over sizes, by their parts."""
+        """Several GPUs, what is predicted of more by run, and which operators have pages of charts over sizes, by
+        their parts.
+        """
         blocks = self._module("scaling_blocks.html", "")
-        columns = Frame('<div class="columns">\n', "</div>\n")
-        found = [Block(blocks.drawing(x), (columns,)) for x in curves(steps)]
+        columns = Frame('<div class="three">\n', "</div>\n")
+        drawn = (*bandwidths(steps), *over_lengths(steps), *curves(steps, predicted))
+        found = [Block(blocks.drawing(x), (columns,)) for x in drawn]
         for operator, device, of_world in worlds(steps):
             alone, wire = any(x.one for x in of_world), any(x.bus for x in of_world)
             table = Frame(blocks.world(operator, device, alone, wire), "</tbody></table></div>\n")
@@ -399,7 +440,14 @@ class Pages:
                 text = blocks.work(name, list(of_work), alone, wire)
                 found.append(Block(text, (table,), operator))
         return self._divided(
-            "scaling.html", "", sheets(found), "scaling", page="scaling", steps=steps, sizes=sizes
+            "scaling.html",
+            "",
+            sheets(found),
+            "scaling",
+            page="scaling",
+            steps=steps,
+            sizes=sizes,
+            nccl=any(rivals.without_multicast(x.fact.implementation, x.run.conditions) for x in steps),
         )
 
     def sizes(self, operator: str, part: str, found: Mapping[str, Sequence[Swept]]) -> str:
@@ -408,7 +456,7 @@ class Pages:
 
     def serving(self, found: Sequence[Served]) -> tuple[str, ...]:
         """Servers."""
-        blocks = self._module("serving_blocks.html", "")
+        blocks = self._module("serving_blocks.html", "", places=self.places)
         out = []
         for x in found:
             section = Frame(blocks.section(x), "</section>\n")
@@ -423,6 +471,12 @@ class Pages:
         return self._divided("serving.html", "", sheets(out), "serving", page="serving", served=found)
 
 
+def _told(found: serving.Pictures, rows: Iterable[Row]) -> serving.Pictures:
+    """Drawings of how latencies are spread, each with what its load is in words."""
+    words = {x.case: served_as(x.axes, x.options) for x in rows if x.operator == serving.OPERATOR}
+    return replace(found, spreads=tuple(replace(x, of=words.get(x.of, x.of)) for x in found.spreads))
+
+
 def _place(row: RowView) -> tuple[int, float]:
     number = row.fact.number
     if number is None:
@@ -432,6 +486,46 @@ def _place(row: RowView) -> tuple[int, float]:
 
 def _rows(found: Sequence[Fact]) -> dict[str, Any]:
     return {"groups": groups([x.row() for x in found]), "facts": {x.identity: x for x in found}}
+
+
+def _titled(found: Sequence[Group]) -> Iterator[tuple[str, str, list[tuple[str, CaseRows]]]]:
+    """Groups of cases as an operator's page has them: title, pass, and the cases with labels, by their sizes.
+
+    Titles say what is there, not what is off. Groups of a single case would be headings of one line each: such
+    cases stand together, each under all that it is of.
+    """
+    parts: dict[tuple[str, str], list[tuple[str, CaseRows]]] = {}
+    for group in found:
+        alone = len(group.cases) == 1 and sum(x.pass_ == group.pass_ and len(x.cases) == 1 for x in found) > 1
+        common = " · ".join(
+            x for x in group.common.split(" · ") if not x.startswith("not ") and not _OFF.fullmatch(x)
+        )
+        way = group.pass_.replace("_", " + ")
+        title = way + SINGLE if alone else " · ".join(x for x in (way, common) if x)
+        for label, case in zip(group.labels, group.cases, strict=True):
+            told = _NONE.sub("", label) or label
+            if case.operator == serving.OPERATOR:
+                told = served_as(case.first.axes, case.first.options)
+            whole = f"{told} · {common}" if alone and common and common != told else told
+            parts.setdefault((title, group.pass_), []).append((whole, case))
+    passes = list(dict.fromkeys(pass_ for _, pass_ in parts))
+    for (title, pass_), cases in sorted(
+        parts.items(), key=lambda x: (passes.index(x[0][1]), x[0][0].endswith(SINGLE))
+    ):
+        cases.sort(key=lambda x: tuple(x[1].first.axes.values()))
+        times = Counter(label for label, _ in cases)
+        # What words do not tell apart has its name in the journal beside it.
+        yield title, pass_, [(x if times[x] == 1 else f"{x} ({case.name})", case) for x, case in cases]
+
+
+_OFF, _NONE = re.compile(r"[A-Za-z]+0"), re.compile(r"\b[A-Za-z]+0-|-[A-Za-z]+0\b")
+"""An axis of size 0, which is none."""
+
+
+def _several(names: Sequence[str]) -> str:
+    """The first two of several names, each once, and how many more there are."""
+    found = list(dict.fromkeys(names))
+    return ", ".join(found[:2]) + (f" and {len(found) - 2} more" if len(found) > 2 else "")
 
 
 def _first_to_last(names: Sequence[str]) -> str:
@@ -456,8 +550,42 @@ def _families(operators: Sequence[str], expected: Mapping[str, Expected]) -> dic
     """Operators by family, workloads behind them, at the end those that nobody knows here."""
     out: dict[str, list[str]] = {}
     for x in operators:
-        out.setdefault(expected[x].family if x in expected else "", []).append(x)
-    return dict(sorted(out.items(), key=lambda x: (x[0] == "", x[0] == WORKLOADS, x[0])))
+        strange = NOWHERE if expected else ""
+        out.setdefault(expected[x].family if x in expected else strange, []).append(x)
+    return dict(sorted(out.items(), key=lambda x: (x[0] == NOWHERE, x[0] == "", x[0] == WORKLOADS, x[0])))
+
+
+def _hero(
+    runs: Sequence[Run],
+    devices: Sequence[str],
+    families: Mapping[str, Sequence[str]],
+    strange: Collection[str],
+    courses: Mapping[tuple[str, str], Course],
+) -> dict[str, Any] | None:
+    """The first page's picture over time: of the device with most commits all operators and their families."""
+    best: tuple[str, Course, dict[str, Course]] | None = None
+    for device in devices:
+        known = {
+            family: {x: courses.get((device, x), ()) for x in members if x not in strange}
+            for family, members in families.items()
+        }
+        every = together((y for x in known.values() for y in x.values()), runs)
+        if len(every) > 1 and (best is None or len(every) > len(best[1])):
+            of_family = {name or "other": together(x.values(), runs) for name, x in known.items()}
+            best = device, every, of_family if sum(map(bool, of_family.values())) > 1 else {}
+    if best is None:
+        return None
+    device, every, of_family = best
+    operators = sum(
+        bool(courses.get((device, x))) for found in families.values() for x in found if x not in strange
+    )
+    return {
+        "device": device,
+        "operators": operators,
+        "families": bool(of_family),
+        "commits": len(every),
+        "drawings": {"wide": large(every, of_family, WIDE), "narrow": large(every, of_family, NARROW)},
+    }
 
 
 def _about(device: str, runs: Sequence[Run]) -> str:
@@ -471,19 +599,27 @@ def _about(device: str, runs: Sequence[Run]) -> str:
     return " · ".join(told)
 
 
-def spread(low: float | None, high: float | None, value: float) -> str:
-    """An interval as its larger half, relative to the value."""
+def spread(fact: Fact) -> str:
+    """A value's interval as its larger half, relative to the value; of one process that it is one."""
+    value = fact.number[0] if fact.number else 0.0
+    low, high = fact.interval
+    if fact.processes == 1:
+        return "1 process"
     if low is None or high is None or value <= 0:
         return ""
     half = max(high - value, value - low) / value
     return f"±{figures.percent(half, 1)}" if half < 0.995 else "wide"
 
 
-def between(low: float | None, high: float | None, unit: str) -> str:
-    """An interval with both ends, for a tooltip."""
+def between(fact: Fact) -> str:
+    """The interval with both ends, for a tooltip; of one process how its samples lie, which is none."""
+    _, low, high, unit = fact.number or (0.0, None, None, "")
     if low is None or high is None:
-        return "no interval: one process"
-    return f"95 % interval {figures.measured(low, unit)} to {figures.measured(high, unit)} {unit}"
+        return "one process: no interval" if fact.processes == 1 else "no interval"
+    ends = f"{figures.measured(low, unit)} to {figures.measured(high, unit)} {unit}".strip()
+    if fact.processes == 1:
+        return f"one process, no interval: by its own samples {ends}, which say nothing of another process"
+    return f"95 % interval {ends}"
 
 
 def mark(look: Series) -> str:
@@ -550,6 +686,7 @@ def _environment() -> Any:
         strip=drawing.strip,
         mark=mark,
         excludes_one=excludes_one,
+        rival=rivals.told,
         OUTCOMES=OUTCOMES,
         zip=zip,
     )

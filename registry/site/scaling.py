@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import msgspec
+
 from .. import figures
-from ..analysis.scaling import Scaled, efficiencies
+from ..analysis.rows import BUS, LINK
+from ..analysis.scaling import Scaled, efficiencies, predictions
+from ..store.journal import Journal
 from ..store.metric import EACH
 from ..store.record import GPUS, Key
-from ..views.canvas import Canvas, linear_axis, log_axis
-from ..views.charts import WIDTH
-from ..views.lines import Plot
+from ..views import rivals
+from ..views.canvas import DASHES, Axis, Canvas, linear_axis, log_axis
+from ..views.lines import Plot, octaves
 from ..views.looks import Series, palette
+from ..views.sizes import LENGTH
 from .facts import Fact, Run
 from .timeline import Measured
+
+NARROW, LEFT, RIGHT, TOP, FOOT = 340.0, 52.0, 322.0, 26.0, 230.0
+"""Of a drawing's frame in pixels: as wide as a phone, where its texts must stay as large."""
+WORLDS = (2, 4, 8)
+"""GPUs of one host for which steps are predicted."""
+_SIZE = re.compile(r"\bN\d+-")
 
 
 @dataclass(frozen=True)
@@ -38,23 +50,47 @@ class Step:
     @property
     def work(self) -> str:
         """Its case whatever the number of GPUs, for people."""
-        return re.sub(r"-gpus\d+", "", self.fact.case)
+        return _work(self.fact.case)
 
     @property
     def bus(self) -> float | None:
         """A collective's bus bandwidth, in GB/s."""
-        number = self.fact.metrics.get("busbw")
+        number = self.fact.metrics.get(BUS)
         return number[0] if number else None
+
+    @property
+    def size(self) -> float | None:
+        """Bytes of a collective's array: what its own bandwidth moved in its time."""
+        rate, time = self.fact.metrics.get("algbw"), self.fact.number
+        return round(rate[0] * time[0] * 1e6) if rate and time and time[3] == "ms" else None
+
+
+class Ahead(msgspec.Struct, frozen=True, array_like=True):
+    """A prediction of a step, small enough to be kept without its journal."""
+
+    operator: str
+    work: str
+    implementation: str
+    made_on: int
+    """The GPUs of the step that it is made of."""
+    world: int
+    efficiency: float
+    off: float | None
+    """How far it is above what was measured."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A drawing of efficiency over GPUs: its caption, which work it is of, and the looks of its lines by name."""
+    """A drawing over GPUs or sizes: its caption, which work it is of, and the looks of its lines by name."""
 
     caption: str
     of: str
     drawing: str
     looks: Mapping[str, Series]
+
+
+def _work(case: str) -> str:
+    return re.sub(r"-gpus\d+", "", case)
 
 
 def scaling(measured: Sequence[Measured]) -> tuple[Step, ...]:
@@ -93,40 +129,209 @@ def worlds(steps: Iterable[Step]) -> tuple[tuple[str, str, tuple[Step, ...]], ..
     return tuple((operator, device, tuple(found)) for (operator, device), found in grouped)
 
 
-def curves(steps: Iterable[Step]) -> tuple[Curve, ...]:
-    """Efficiency over GPUs, a line an implementation, of all work that has it on two numbers of GPUs or more; ways
-    to spread a step are different work.
+def ahead(journal: Journal) -> tuple[Ahead, ...]:
+    """What a run's steps are predicted to be on more GPUs of a host than each was measured on."""
+    seen = {x.case.world for x in journal.records if x.case.pass_ == "program" and x.measurement is not None}
+    worlds = [x for x in WORLDS if any(x > y > 1 for y in seen)]
+    return tuple(
+        Ahead(
+            x.row.operator, _work(x.row.case), x.row.implementation, x.row.axes[GPUS], x.world, x.efficiency, x.off
+        )
+        for x in (predictions(journal, worlds) if worlds else ())
+    )
+
+
+def curves(steps: Iterable[Step], predicted: Mapping[str, Sequence[Ahead]]) -> tuple[Curve, ...]:
+    """Efficiency over GPUs, a line an implementation, of all work that has it on two numbers of GPUs or more, what
+    is `predicted` by run among them; ways to spread a step are different work.
     """
     by_work: dict[tuple[str, str, str], dict[str, list[Step]]] = {}
     for x in steps:
         if x.scaled is not None:
             by_name = by_work.setdefault((x.fact.operator, x.run.device, x.work), {})
             by_name.setdefault(x.fact.implementation, []).append(x)
-    return tuple(
-        _curve(f"{operator} on {device}: efficiency over GPUs", of, lines)
-        for (operator, device, of), lines in by_work.items()
-        if any(len({x.gpus for x in line}) > 1 for line in lines.values())
-    )
+    out = []
+    for (operator, device, of), lines in by_work.items():
+        made = {
+            name: {
+                y.world: y
+                for y in predicted.get(line[-1].run.name, ())
+                if (y.operator, y.work, y.implementation) == (operator, of, name)
+            }
+            for name, line in lines.items()
+        }
+        if any(len({x.gpus for x in line} | made[name].keys()) > 1 for name, line in lines.items()):
+            out.append(_curve(f"{operator} on {device}: efficiency over GPUs", of, lines, made))
+    return tuple(out)
 
 
-def _curve(caption: str, of: str, lines: dict[str, list[Step]]) -> Curve:
+def _curve(caption: str, of: str, lines: dict[str, list[Step]], made: Mapping[str, Mapping[int, Ahead]]) -> Curve:
     every = [x for line in lines.values() for x in line]
     looks = palette(x.fact.row() for x in every)
-    top, foot = 12.0, 230.0
-    gpus = sorted({x.gpus for x in every})
-    across = log_axis(gpus[0], gpus[-1], 62.0, WIDTH - 22.0)
-    up = linear_axis(max(1.0, *(_efficiency(x) for x in every)), 0, foot - top, figures.percent)
-    plot = Plot(Canvas(WIDTH, foot + 24), replace(across, ticks=[(x, f"{x}") for x in gpus]), up, top, foot)
-    plot.grid(lambda _, text: text, lambda _, text: text)
-    for name in sorted(lines, key=lambda x: looks[x].ours):  # ours is drawn last, on top
-        look = looks[name]
-        places = [plot.at(x.gpus, _efficiency(x)) for x in lines[name]]
-        plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.8, look.dash)
+    gpus = sorted({x.gpus for x in every} | {x for found in made.values() for x in found})
+    most = max(1.0, *(_efficiency(x) for x in every), *(x.efficiency for y in made.values() for x in y.values()))
+    across = replace(log_axis(gpus[0], gpus[-1], LEFT, RIGHT), ticks=[(x, f"{x}") for x in gpus])
+    plot = _plot(across, linear_axis(most, 0, FOOT - TOP, figures.percent), "GPUs", "efficiency")
+    for name in _last_ours(lines, looks):
+        look, known = looks[name], {x.gpus: _efficiency(x) for x in lines[name]}
+        places = [plot.at(x, y) for x, y in known.items()]
+        plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.8)
         for step, (x, y) in zip(lines[name], places, strict=True):
             told = f"{name} on {step.gpus} GPUs: {figures.percent(_efficiency(step))}"
             link = step.run.row(step.fact.place)
             plot.canvas.dot(x, y, look.colour, look.shape, 7, told, look.fill, link)
+        if made[name]:
+            _predicted(plot, look.colour, look.shape, name, known, made[name])
     return Curve(caption, of, plot.canvas.svg(f"{caption}: {of}"), {x: looks[x] for x in looks if x in lines})
+
+
+def _predicted(
+    plot: Plot, colour: str, shape: str, name: str, known: Mapping[int, float], made: Mapping[int, Ahead]
+) -> None:
+    """Predictions, from the step that they are made of: dashed, open and smaller, for nobody measured them."""
+    bases = {x.made_on: known[x.made_on] for x in made.values() if x.made_on in known}
+    ways = sorted({**bases, **{x: y.efficiency for x, y in made.items()}}.items())
+    places = [plot.at(x, y) for x, y in ways]
+    plot.canvas.line([x for x, _ in places], [y for _, y in places], colour, 1.4, DASHES[1])
+    for world, found in made.items():
+        off = "" if found.off is None else f", {figures.signed(found.off)} of the step that was measured"
+        told = f"PREDICTION of {name} on {world} GPUs: {figures.percent(found.efficiency, 1)}{off}"
+        plot.canvas.dot(*plot.at(world, found.efficiency), colour, shape, 5, told, 1)
+    x, y = places[-1]
+    plot.canvas.text(x, y + 13, "prediction", colour, "right")
+
+
+def bandwidths(steps: Sequence[Step]) -> tuple[Curve, ...]:
+    """Bus bandwidth of collectives over the bytes of their array, with what copy engines reach between as many
+    GPUs in one of the same runs.
+    """
+    engines: dict[tuple[str, int], float] = {}
+    groups: dict[tuple[str, str, int, str], list[Step]] = {}
+    for x in steps:
+        if (rate := x.fact.metrics.get(LINK)) is not None:
+            known = x.run.name, x.gpus
+            engines[known] = max(rate[0], engines.get(known, 0.0))
+        if x.bus and x.size and len(x.fact.axes) == 2:  # its length, and on how many GPUs
+            groups.setdefault((x.fact.operator, x.run.device, x.gpus, _SIZE.sub("", x.work)), []).append(x)
+    out = []
+    for (operator, device, gpus, of), found in groups.items():
+        lines = _lines(found, lambda x: x.size or 0.0)
+        if all(len(x) < 2 for x in lines.values()):
+            continue
+        engine = max((engines.get((x.run.name, gpus), 0.0) for x in found), default=0.0)
+        found = [x for line in lines.values() for x in line]
+        looks = palette(x.fact.row() for x in found)
+        sizes = sorted({x.size or 0.0 for x in found})
+        rates = [*(x.bus or 0.0 for x in found), *([engine] if engine else [])]
+        across = replace(log_axis(sizes[0], sizes[-1], LEFT, RIGHT), ticks=[(x, binary(x)) for x in sizes])
+        plot = _plot(
+            across, log_axis(min(rates), max(rates), 0, FOOT - TOP), "bytes of the array", "GB/s on the bus"
+        )
+        if engine:
+            y = plot.y(engine)
+            plot.canvas.line([LEFT, RIGHT], [y, y], "--ink", 1.2, DASHES[2])
+            plot.canvas.text(LEFT + 4, y + 11, f"copy engines {engine:.0f}", "--soft")
+        for name in _last_ours(lines, looks):
+            _draw(plot, looks[name], lines[name], lambda x: x.size or 0.0, lambda x: x.bus or 0.0, "GB/s")
+        caption = f"{operator} on {gpus} GPUs: bus bandwidth over bytes"
+        out.append(Curve(caption, f"{of} · {device}", plot.canvas.svg(f"{caption}, {of}"), _shown(looks, found)))
+    return tuple(out)
+
+
+def over_lengths(steps: Sequence[Step]) -> tuple[Curve, ...]:
+    """Strong efficiency over the sequence's length, a drawing a number of GPUs, of what shares a sequence."""
+    groups: dict[tuple[str, str, int, str], list[Step]] = {}
+    for x in steps:
+        if x.scaled is not None and LENGTH in x.fact.axes and x.scaled.kind == "strong":
+            of = re.sub(rf"\b{LENGTH}\d+-?", "", x.work)
+            groups.setdefault((x.fact.operator, x.run.device, x.gpus, of), []).append(x)
+    out = []
+    for (operator, device, gpus, of), found in groups.items():
+        lines = _lines(found, lambda x: x.fact.axes[LENGTH])
+        if all(len(x) < 2 for x in lines.values()):
+            continue
+        found = [x for line in lines.values() for x in line]
+        looks = palette(x.fact.row() for x in found)
+        across = octaves(sorted({x.fact.axes[LENGTH] for x in found}), LEFT, RIGHT)
+        up = linear_axis(max(1.0, *(_efficiency(x) for x in found)), 0, FOOT - TOP, figures.percent)
+        plot = _plot(across, up, "tokens of the sequence", "efficiency")
+        for name in _last_ours(lines, looks):
+            _draw(
+                plot,
+                looks[name],
+                lines[name],
+                lambda x: x.fact.axes[LENGTH],
+                lambda x: 100 * _efficiency(x),
+                "%",
+            )
+        caption = f"{operator} on {gpus} GPUs: efficiency over the length"
+        out.append(Curve(caption, f"{of} · {device}", plot.canvas.svg(f"{caption}, {of}"), _shown(looks, found)))
+    return tuple(out)
+
+
+def binary(size: float) -> str:
+    """Bytes as collectives are spoken of: `64 KiB`, `1 MiB`."""
+    name, unit = next(
+        (x for x in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= 0.999 * x[1]), ("B", 1)
+    )
+    return f"{size / unit:.3g} {name}"
+
+
+def _lines(found: Iterable[Step], across: Callable[[Step], float]) -> dict[str, list[Step]]:
+    """By implementation, in order of size, of the runs of one key, that with the most rows and of such the newest:
+    what does not compare is not joined, nor drawn beside as if it did.
+    """
+    steps = list(found)
+    rows, newest = Counter(x.run.key for x in steps), {x.run.key: x.run.created for x in steps}
+    best = max(rows, key=lambda x: (rows[x], newest[x]))
+    out: dict[str, list[Step]] = {}
+    for x in sorted((x for x in steps if x.run.key == best), key=across):
+        out.setdefault(x.fact.implementation, []).append(x)
+    return out
+
+
+def _last_ours(lines: Iterable[str], looks: Mapping[str, Series]) -> list[str]:
+    """Lines' names, ours last: it is drawn on top."""
+    return sorted(lines, key=lambda x: looks[x].ours)
+
+
+def _shown(looks: Mapping[str, Series], found: Iterable[Step]) -> Mapping[str, Series]:
+    names = {x.fact.implementation for x in found}
+    return {x: y for x, y in looks.items() if x in names}
+
+
+def _plot(across: Axis, up: Axis, across_title: str, up_title: str) -> Plot:
+    """A frame with its grid and what its axes are of."""
+    plot = Plot(Canvas(NARROW, FOOT + 40), across, up, TOP, FOOT)
+    plot.grid(lambda _, text: text, lambda _, text: text)
+    plot.canvas.text(0, 7, up_title, "--soft")
+    plot.canvas.text((LEFT + RIGHT) / 2, FOOT + 31, across_title, "--soft", "center")
+    return plot
+
+
+def _draw(
+    plot: Plot,
+    look: Series,
+    line: Sequence[Step],
+    across: Callable[[Step], float],
+    up: Callable[[Step], float],
+    unit: str,
+) -> None:
+    """A line with its points, which lead to their rows."""
+    scale = 100 if unit == "%" else 1
+    places = [plot.at(across(x), up(x) / scale) for x in line]
+    plot.canvas.line(
+        [x for x, _ in places], [y for _, y in places], look.colour, 2.2 if look.ours else 1.5, look.dash
+    )
+    for step, place in zip(line, places, strict=True):
+        told = f"{told_name(step)}, {step.fact.case}: {figures.number(up(step))} {unit}"
+        link = step.run.row(step.fact.place)
+        plot.canvas.dot(*place, look.colour, look.shape, 7 if look.ours else 6, told, look.fill, link)
+
+
+def told_name(step: Step) -> str:
+    """An implementation, with what must be known where it is NCCL."""
+    return rivals.told(step.fact.implementation, step.run.conditions)
 
 
 def _efficiency(step: Step) -> float:

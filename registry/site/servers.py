@@ -4,17 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from .. import figures
 from ..store.record import GPUS, Key
 from ..views.looks import Series, palette
-from ..views.serving import OPERATOR, Picture, Pictures, Spread, pictures
+from ..views.serving import OPERATOR, Picture, Pictures, Probes, Spread, pictures
 from .facts import Fact, Run
 from .timeline import Measured
 
+LENGTHS = {"requests": "requests", "input": "tokens in", "output": "out"}
 LOADS = ("rate", "users", "requests")
 """Axes that say how a server is loaded; what is served is in the others."""
 NARROW = 340
-"""Pixels of a distribution's width: four stand side by side."""
+"""Pixels of a drawing's width, as a phone has them: three stand side by side on a desk."""
+QUARTER = 310
+"""The same of distributions, of which each load has four."""
+
+
+def loaded(axes: Mapping[str, int], options: Mapping[str, object]) -> str:
+    """What a load is: requests by a schedule, a search for the highest rate of them, or users who wait for their
+    answers.
+    """
+    users, rate = axes.get("users", 0), axes.get("rate", 0) / 1000
+    if users:
+        return figures.counted(users, "user")
+    if options.get("load") == "search":
+        return f"search from {rate:g} requests/s"
+    return f"{rate:g} requests/s, {options.get('load')}"
+
+
+def served_as(axes: Mapping[str, int], options: Mapping[str, object]) -> str:
+    """The same of how many requests, and of what lengths."""
+    rest = [f"{axes[name]:,} {told}" for name, told in LENGTHS.items() if axes.get(name)]
+    return ", ".join((loaded(axes, options), *rest))
+
+
+def asked(objective: str) -> str:
+    """What an objective asks: `2000-100` has the limits of first token and time a token in ms."""
+    first, _, each = objective.partition("-")
+    if not (first.isdigit() and each.isdigit()):
+        return ""
+    return f"first token within {int(first):,} ms, a token within {int(each):,} ms"
 
 
 @dataclass(frozen=True)
@@ -31,12 +62,13 @@ class Load:
 
     @property
     def told(self) -> str:
-        """What the load is: requests by a schedule, or users who wait for their answers."""
-        axes, kind = self.fact.axes, self.fact.options.get("load")
-        users = axes.get("users", 0)
-        if users:
-            return f"{users} user{'' if users == 1 else 's'}"
-        return f"{axes.get('rate', 0) / 1000:g} requests/s, {kind}"
+        """What the load is, in words."""
+        return loaded(self.fact.axes, self.fact.options)
+
+    @property
+    def objective(self) -> str:
+        """What its objective asks, in words; empty where it has none."""
+        return asked(str(self.fact.options.get("slo", "none")))
 
     @property
     def of_user(self) -> float | None:
@@ -71,13 +103,22 @@ class Served:
         return out
 
     @property
+    def objectives(self) -> dict[str, str]:
+        """What each objective of its loads asks."""
+        return {str(x.fact.options["slo"]): x.objective for x in self.loads if x.objective}
+
+    @property
     def rates(self) -> int:
         """How many rates of requests there are: a curve takes two."""
         return len({x.fact.axes["rate"] for x in self.loads if x.fact.axes.get("rate")})
 
 
-def served(measured: Iterable[Measured], spreads: Mapping[str, Sequence[Spread]]) -> tuple[Served, ...]:
-    """From all facts in order, oldest first, and the distributions of each run by its name."""
+def served(
+    measured: Iterable[Measured],
+    spreads: Mapping[str, Sequence[Spread]],
+    probes: Mapping[str, Sequence[Probes]] = MappingProxyType({}),
+) -> tuple[Served, ...]:
+    """From all facts in order, oldest first, and by each run's name its distributions and what searches tried."""
     newest: dict[tuple[str, Key], Load] = {}
     for run, fact in measured:
         if fact.operator == OPERATOR and run.arm is None and fact.number is not None:
@@ -86,12 +127,18 @@ def served(measured: Iterable[Measured], spreads: Mapping[str, Sequence[Spread]]
     for load in newest.values():
         groups.setdefault((load.run.device, _what(load.fact)), []).append(load)
     return tuple(
-        _served(device, what, sorted(found, key=_place), spreads)
+        _served(device, what, sorted(found, key=_place), spreads, probes)
         for (device, what), found in sorted(groups.items())
     )
 
 
-def _served(device: str, what: str, loads: Sequence[Load], spreads: Mapping[str, Sequence[Spread]]) -> Served:
+def _served(
+    device: str,
+    what: str,
+    loads: Sequence[Load],
+    spreads: Mapping[str, Sequence[Spread]],
+    probes: Mapping[str, Sequence[Probes]],
+) -> Served:
     places = {x.fact.identity: x for x in loads}
 
     def link(key: Key) -> str:
@@ -100,7 +147,8 @@ def _served(device: str, what: str, loads: Sequence[Load], spreads: Mapping[str,
     rows = [x.fact.row(every=True) for x in loads]
     looks = palette(rows)
     mine = (y for x in loads for y in spreads.get(x.run.name, ()) if y.key == x.fact.identity)
-    drawn = pictures(rows, mine, looks, link, NARROW, lambda key: places[key].run.name)
+    tried = [y for x in loads for y in probes.get(x.run.name, ()) if y.key == x.fact.identity]
+    drawn = pictures(rows, mine, looks, link, NARROW, lambda key: places[key].run.name, tried, QUARTER)
     return Served(device, what, tuple(loads), drawn, looks)
 
 

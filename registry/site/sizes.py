@@ -18,6 +18,8 @@ from .timeline import Measured
 
 RIVALS = 4
 """Others beside ours in a chart that is to be read at a glance."""
+NARROW = 340
+"""Pixels of a drawing's width, as a phone has them."""
 GLANCES = 3
 """Such charts of a device on an operator's page."""
 POINTS = 300
@@ -66,7 +68,7 @@ class Swept:
 
     def drawn(self, root: str, limits: bool = False) -> str | None:
         """The primary metric, or the share of the limit; each point leads to its row's lines in the journal."""
-        return over_sizes(self.sweep, self.looks, limits, self._link(root))
+        return over_sizes(self.sweep, self.looks, limits, self._link(root), NARROW)
 
     def glance(self, root: str) -> Glance | None:
         """Ours beside the others that are the best of most of its cases: their share of the limit, or, where no

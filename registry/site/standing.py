@@ -11,10 +11,11 @@ from statistics import median
 from ..analysis.speedups import mean_bounds
 from ..analysis.statistics import geometric_mean
 from ..store.record import baseline
-from .facts import Fact, Run
+from ..views.rivals import told
+from .facts import ONE_PROCESS, Fact, Run
 from .timeline import Measured
 
-OUTCOMES = ("faster", "undecided", "slower", "alone", "failed", "none of ours")
+OUTCOMES = ("faster", "undecided", "slower", ONE_PROCESS, "alone", "failed", "none of ours")
 """Of a case, as `CaseStanding.outcome` says it."""
 
 
@@ -63,15 +64,26 @@ class Standing:
         """How many cases are faster, slower, and so on."""
         return Counter(x.outcome for x in self.cases)
 
+    @cached_property
+    def counted(self) -> tuple[Fact, ...]:
+        """What `speedup` is of: the cases that have an interval, or all of them where none has."""
+        return tuple(x for x in self.compared if x.outcome != ONE_PROCESS) or self.compared
+
     @property
     def speedup(self) -> float | None:
-        """Ours over the best baseline of each case, the geometric mean."""
-        return geometric_mean(x.speedup for x in self.compared)
+        """Ours over the best baseline of each case that counts, the geometric mean."""
+        return geometric_mean(x.speedup for x in self.counted)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """An interval of `speedup`; None where a case has none."""
-        return mean_bounds((x.speedup_low, x.speedup_high) for x in self.compared)
+        """An interval of `speedup`; None where none of its cases has one."""
+        return mean_bounds((x.speedup_low, x.speedup_high) for x in self.counted)
+
+    @property
+    def part(self) -> str:
+        """Of how many cases `speedup` is, where these are not all."""
+        counted, every = len(self.counted), len(self.compared)
+        return f"of {counted} of {every}" if counted < every else ""
 
     @property
     def fraction(self) -> float | None:
@@ -81,8 +93,9 @@ class Standing:
 
     @property
     def rival(self) -> tuple[str, int] | None:
-        """The baseline that is the best of most cases, and of how many."""
-        found = Counter(x.best for x in self.compared if x.best)
+        """The baseline that is the best of most cases, as it is called in ratios, and of how many."""
+        ours = (x.ours for x in self.cases if x.ours and x.ours[1].speedup is not None)
+        found = Counter(told(fact.best, run.conditions) for run, fact in ours if fact.best)
         return found.most_common(1)[0] if found else None
 
     @property
@@ -134,6 +147,11 @@ def _ours(found: Sequence[Measured]) -> Measured | None:
         return newest[-1]
     beside = [x for x in found if x[1].number is not None and x[1].speedup is not None]
     return _first([x for x in beside if x[0].name == beside[-1][0].name]) if beside else best
+
+
+def better(one: Measured, other: Measured) -> Measured:
+    """The one of two values that is better, the first of equals."""
+    return min(one, other, key=_goodness)
 
 
 def _first(found: Sequence[Measured]) -> Measured | None:

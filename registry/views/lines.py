@@ -62,13 +62,13 @@ class Plot:
         level = [((left, y), (right, y)) for y in heights]
         canvas.lines([*level, *(((x, self.top), (x, self.foot)) for x in places)], "--grid", 0.8)
         for y, (value, text) in zip(heights, self.up.ticks, strict=True):
-            canvas.text(left - 8, y, up(value, text), "--soft", "right", size=FONT - 1)
+            canvas.text(left - 8, y, up(value, text), "--soft", "right")
         free = -math.inf
         for x, (value, text) in zip(places, self.across.ticks, strict=True):
             shown = across(value, text)
             half = len(shown) * CHARACTER / 2
             if x - half > free and x + half < canvas.width + 4:
-                canvas.text(x, self.foot + 13, shown, "--soft", "center", size=FONT - 1)
+                canvas.text(x, self.foot + 13, shown, "--soft", "center")
                 free = x + half + 4
 
     def intervals(self, found: Iterable[tuple[float, Bounded]], variable: str) -> None:
@@ -99,10 +99,14 @@ def _many(value: float, _: str) -> str:
 
 
 def over_sizes(
-    sweep: Sweep, looks: Mapping[str, Series], limits: bool = False, link: Link = lambda _: None
+    sweep: Sweep,
+    looks: Mapping[str, Series],
+    limits: bool = False,
+    link: Link = lambda _: None,
+    width: float = WIDTH,
 ) -> str | None:
     """The primary metric over a sweep's sizes, a line an implementation; or the fraction of the limit. `link` is
-    where a click on a row's point leads.
+    where a click on a row's point leads, `width` the drawing's in pixels.
 
     None where nothing is known at two sizes or more.
     """
@@ -120,14 +124,14 @@ def over_sizes(
     if not any(len(x) > 1 for x in lines.values()):
         return None
     points = [x[0] for line in lines.values() for _, _, x in line if x[0]]
-    left, right, top, foot = 58.0, WIDTH - 14.0, 10.0, 236.0
+    left, right, top, foot = 58.0, width - 14.0, 10.0, 236.0
     across = _sizes_axis(sweep, left, right)
     if limits:
         up = linear_axis(max(1.0, *points), 0, foot - top, figures.percent)
     else:
         known = [case.limit for _, case in sweep.cases if case.limit]
         up = log_axis(min(points + known), max(points + known), 0, foot - top)
-    plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot = Plot(Canvas(width, foot + 24), across, up, top, foot)
     plot.grid({BYTES: _sized, PARAMETERS: _many}.get(sweep.axis, _same), _same)
     _limits(plot, sweep, limits)
     _ended(plot, sweep, looks, link)
@@ -178,7 +182,7 @@ def _sizes_axis(sweep: Sweep, left: float, right: float) -> Axis:
         return log_axis(sizes[0], sizes[-1], left, right)
     begin, end = math.log2(max(sizes[0], 0.5)) - 0.15, math.log2(sizes[-1]) + 0.15
     scale = (right - left) / (end - begin)
-    ticks = [(float(x), f"{x // 1024}k" if x % 1024 == 0 and x else f"{x}") for x in sizes]
+    ticks = [(float(x), _round_name(x)) for x in sizes]
     return Axis(lambda x: left + (math.log2(max(x, 0.5)) - begin) * scale, ticks, left, right)
 
 
@@ -226,9 +230,17 @@ def octaves(lengths: Sequence[int], left: float, right: float) -> Axis:
     begin, end = math.log2(lengths[0]) - 0.15, math.log2(lengths[-1]) + 0.15
     powers = range(math.ceil(begin), math.floor(end) + 1)
     step = 1 + len(powers) // 10
-    ticks = [(2.0**x, f"{2 ** (x - 10)}k" if x >= 10 else f"{2**x}") for x in powers[::step]]
+    ticks = [(2.0**x, _round_name(2**x)) for x in powers[::step]]
     scale = (right - left) / (end - begin)
     return Axis(lambda x: left + (math.log2(x) - begin) * scale, ticks, left, right)
+
+
+def _round_name(size: int) -> str:
+    """A size by its power of two: `64k`, `2M`."""
+    for name, unit in (("M", 2**20), ("k", 2**10)):
+        if size and size % unit == 0:
+            return f"{size // unit}{name}"
+    return f"{size}"
 
 
 def _end_labels(canvas: Canvas, ends: Sequence[tuple[float, float, str, str]]) -> None:

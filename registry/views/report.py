@@ -294,9 +294,10 @@ def render(
 
 def _give_or_take(value: Value | None) -> str:
     """The larger half of a value's interval, relative; nothing where there is none, or none worth a word."""
-    if value is None or value.low is None or value.high is None or value.value <= 0:
+    low, high = value.interval if value else (None, None)
+    if value is None or low is None or high is None or value.value <= 0:
         return ""
-    half = max(value.high - value.value, value.value - value.low) / value.value
+    half = max(high - value.value, value.value - low) / value.value
     return f" ± {figures.percent(half, 1)}" if half >= LEAST_TOLD else ""
 
 
@@ -361,7 +362,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         races=_races(raced),
         scalings=over_gpus.scalings(journal, found, looks),
         slices=sliced(journal),
-        serving=serving.pictures(found, serving.spreads(journal), looks),
+        serving=serving.pictures(found, serving.spreads(journal), looks, tried=serving.probes(journal)),
         worths=exchanged,
         convergences=convergences(journal, looks) if found else (),
         speedups=speedups,

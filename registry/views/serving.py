@@ -15,19 +15,17 @@ from typing import TypeAlias
 import msgspec
 
 from .. import figures
-from ..analysis.rows import Row
+from ..analysis.rows import HIGHEST, SERVE, Row
 from ..store.journal import Journal
 from ..store.record import GPUS, Key
-from .canvas import DASHES, FONT, Axis, Canvas, linear_axis, log_axis
+from .canvas import CHARACTER, DASHES, FONT, Axis, Canvas, linear_axis, log_axis
 from .charts import WIDTH
 from .grouping import options
 from .lines import Link, Plot
 from .looks import Series
 
-OPERATOR = "serve"
+OPERATOR = SERVE
 """The workload whose rows these are."""
-HIGHEST = "slo_rate"
-"""What a search found, in requests/s."""
 TAILS = (("ttft_p99", "first token"), ("tpot_p99", "time a token"), ("request_p99", "end to end"))
 SPREADS = (
     ("ttft", "First token"),
@@ -43,8 +41,10 @@ FAR = 100
 """What a median is more than so many times of is drawn at the edge: one answer in one piece, say."""
 POINTS = 200
 """Of a distribution's line."""
-LABEL = 80
-"""Pixels that a load's name takes at most, beside its point."""
+MET, RATE = "probe_met", "probe_rate"
+"""The share of requests within the objective, by rate that a search tried."""
+ASIDE = (0, -13, 13, -26, 26, -39, 39, -52, 52)
+"""Pixels that a load's name is moved up or down where another, or a point, has its place."""
 
 Point: TypeAlias = tuple[float, float, Row]
 Place: TypeAlias = Callable[[Row], float | None]
@@ -67,6 +67,29 @@ class Spread(msgspec.Struct, frozen=True, array_like=True):
     def at(self, percent: int) -> float:
         """A percentile, nearest rank."""
         return self.ranks[math.ceil(percent * POINTS / 100) - 1]
+
+
+class Probes(msgspec.Struct, frozen=True, array_like=True):
+    """What a search tried, in one process: of each rate the share of requests that met the objective."""
+
+    key: Key
+    rates: tuple[float, ...]
+    met: tuple[float, ...]
+
+
+def probes(journal: Journal) -> tuple[Probes, ...]:
+    """Of every search of a run, by process, the rates in order."""
+    out = []
+    for record in journal.records:
+        if record.case.operator == OPERATOR and record.measurement is not None:
+            samples = record.measurement.samples
+            tried = sorted(zip(samples.get(RATE, ()), samples.get(MET, ()), strict=False))
+            tried = [
+                (x, y) for x, y in tried if x > 0 and 0 <= y <= 1
+            ]  # as a journal of somebody else's may not be
+            if tried:
+                out.append(Probes(record.identity, tuple(x for x, _ in tried), tuple(y for _, y in tried)))
+    return tuple(out)
 
 
 def spreads(journal: Journal) -> tuple[Spread, ...]:
@@ -116,18 +139,26 @@ def pictures(
     link: Link = lambda _: None,
     width: float = WIDTH,
     of: Of = lambda _: "",
+    tried: Iterable[Probes] = (),
+    each: float | None = None,
 ) -> Pictures:
-    """All drawings that rows give, and how their latencies are spread, these of a `width` in pixels. `of` says
-    which run a row is of.
+    """All drawings that rows give, of a `width` in pixels, what searches `tried`, and how latencies are spread,
+    these of `each` where it is given. `of` says which run a row is of.
     """
     served = [x for x in found if x.operator == OPERATOR]
     mine = [x for x in served if x.value() is not None]
     loads: list[Picture] = []
     for what, group in _together([x for x in served if x in mine or _saturated(x)], "rate", "requests"):
         if group[0].axes.get("rate", 0) and group[0].options.get("load") != "search":
-            loads.extend(_tails(what, group, looks, link, of))
+            loads.extend(_tails(what, group, looks, link, of, width))
     for what, group in _together(mine, "rate", "users", "requests"):
-        loads.extend(_front(what, group, looks, link, of))
+        loads.extend(_front(what, group, looks, link, of, width))
+    searches: dict[str, list[Probes]] = {}
+    rows = {x.identity: x for x in mine}
+    for y in tried:
+        if y.key in rows:
+            searches.setdefault(y.key.case, []).append(y)
+    loads.extend(_met(rows, x, looks, link, width) for x in searches.values())
     by_case: dict[tuple[str, str], list[Spread]] = {}
     shown = {x.identity for x in mine}
     for x in spread:
@@ -135,7 +166,9 @@ def pictures(
             continue
         by_case.setdefault((x.key.case, x.metric), []).append(x)
     drawn = [
-        _distribution(by_case[case, metric], f"{caption}, ms: share of requests that took no longer", looks, width)
+        _distribution(
+            by_case[case, metric], f"{caption}, ms: share of requests that took no longer", looks, each or width
+        )
         for case in dict.fromkeys(x.case for x in mine)
         for metric, caption in SPREADS
         if (case, metric) in by_case
@@ -176,7 +209,9 @@ def _names(lines: Lines) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name, _ in lines))
 
 
-def _tails(what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link, of: Of) -> Iterator[Picture]:
+def _tails(
+    what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link, of: Of, width: float
+) -> Iterator[Picture]:
     """The 99th percentiles of a load over its rates, where it was run at several; who could not follow one has a
     mark at the upper edge.
     """
@@ -185,11 +220,13 @@ def _tails(what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Li
         lines = _lines(rows, lambda x: x.axes.get("rate", 0) / 1000, methodcaller("value", metric), of)
         if any(len(x) > 1 for x in lines.values()):
             text = f"p99 of {name} over the rate: {what}"
-            drawing = _drawn(lines, looks, link, text, "requests/s", "ms", beyond=beyond)
+            drawing = _drawn(lines, looks, link, text, "requests/s", "ms", width, beyond=beyond)
             yield Picture(f"p99 of {name}, ms, over requests/s: lower is better", what, drawing, _names(lines))
 
 
-def _front(what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link, of: Of) -> Iterator[Picture]:
+def _front(
+    what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link, of: Of, width: float
+) -> Iterator[Picture]:
     """Tokens/s a GPU over tokens/s of one user, at every load, where there are several."""
 
     def speed(row: Row) -> float | None:
@@ -200,7 +237,7 @@ def _front(what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Li
     if sum(map(len, lines.values())) > 1:
         front = best([(x, y) for line in lines.values() for x, y, _ in line])
         text = f"Output tokens/s a GPU over tokens/s of a user: {what}"
-        drawing = _drawn(lines, looks, link, text, "tokens/s of a user", "tokens/s a GPU", front)
+        drawing = _drawn(lines, looks, link, text, "tokens/s of a user", "tokens/s a GPU", width, front)
         caption = "Output tokens/s a GPU, or CPU, over 1/TPOT, tokens/s of a user: better is up and to the right"
         yield Picture(caption, what, drawing, _names(lines))
 
@@ -221,25 +258,27 @@ def _drawn(
     text: str,
     across_unit: str,
     up_unit: str,
+    width: float,
     front: Sequence[tuple[float, float]] = (),
     beyond: Sequence[Row] = (),
 ) -> str:
-    """Points by implementation on two logarithmic axes, those of a run joined; with a front, that below them,
-    and each point's load beside it where there is room. Rows `beyond` have no latency: they saturated.
+    """Points by implementation on two logarithmic axes, those of a run joined; with a front of several, that below
+    them, and each point's load beside it. Rows `beyond` have no latency: they saturated.
     """
     points = [(x, y) for line in lines.values() for x, y, _ in line]
-    left, right, top, foot = 62.0, WIDTH - (72.0 if front else 22.0), 12.0, 230.0  # with room for a label
+    left, right, top, foot = 52.0, width - (72.0 if front else 22.0), 26.0, 240.0  # with room for a label
     rates = [*(x for x, _ in points), *(x.axes["rate"] / 1000 for x in beyond)]
     across = log_axis(min(rates), max(rates), left, right)
     up = log_axis(min(y for _, y in points), max(y for _, y in points), 0, foot - top)
     if not front:  # each rate that was tried
         across = replace(across, ticks=[(x, f"{x:g}") for x in sorted(set(rates))])
-    plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot = Plot(Canvas(width, foot + 40), across, up, top, foot)
     plot.grid(_same, _same)
-    if len(front) > 1:
+    _titles(plot, across_unit, up_unit)
+    if len(front) > 2:  # two points joined would look like a curve
         places = [plot.at(x, y) for x, y in front]
         plot.canvas.line([x for x, _ in places], [y for _, y in places], "--ink", 1.2, DASHES[2])
-    taken: list[tuple[float, float]] = []
+    taken = [(a - 5, a + 5, b) for a, b in (plot.at(x, y) for x, y in points)]
     for name, run in sorted(lines, key=lambda x: looks[x[0]].ours):  # ours is drawn last, on top
         look, line = looks[name], lines[name, run]
         places = [plot.at(x, y) for x, y, _ in line]
@@ -251,9 +290,8 @@ def _drawn(
             plot.canvas.dot(
                 *place, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill, link(row.identity)
             )
-            if front and all(abs(place[0] - a) > LABEL or abs(place[1] - b) > FONT for a, b in taken):
-                taken.append(place)
-                plot.canvas.text(place[0] + 9, place[1], _load(row), "--soft", size=FONT - 1)
+            if front:
+                _beside(plot, place, _load(row), look.colour, taken)
     for count, row in enumerate(beyond):
         name, look = row.implementation, looks[row.implementation]
         # Two that saturate at one rate stand beside each other.
@@ -261,8 +299,69 @@ def _drawn(
         x_at = across.place(rate / 1000) - 9 * sum(x.axes["rate"] == rate for x in beyond[:count])
         told = f"{name}, {_load(row)}: saturated"
         plot.canvas.dot(x_at, top, look.colour, look.shape, 6.5, told, 1, link(row.identity))
-        plot.canvas.text(x_at, top + 13, "saturated", "--soft", "right", size=FONT - 2)
+        plot.canvas.text(x_at, top + 13, "saturated", "--soft", "right")
     return plot.canvas.svg(text)
+
+
+def _titles(plot: Plot, across: str, up: str) -> None:
+    """What the axes are of."""
+    plot.canvas.text(0, 7, up, "--soft")
+    plot.canvas.text((plot.across.left + plot.across.right) / 2, plot.foot + 31, across, "--soft", "center")
+
+
+def _beside(
+    plot: Plot, place: tuple[float, float], text: str, colour: str, taken: list[tuple[float, float, float]]
+) -> None:
+    """A point's name beside it, where nothing is; farther away a thin line leads to it. `taken` are the left and
+    right ends and the heights of what is there.
+    """
+    x, y = place
+    long = len(text) * CHARACTER * 0.85
+
+    def free(left: float, height: float) -> bool:
+        inside = left >= 0 and left + long <= plot.canvas.width and plot.top - 6 <= height <= plot.foot - 5
+        return inside and all(left > b or left + long < a or abs(height - c) >= FONT + 1 for a, b, c in taken)
+
+    tried = [(left, y + aside) for aside in ASIDE for left in (x + 9, x - 9 - long)]
+    left, height = next((z for z in tried if free(*z)), tried[0])
+    if abs(height - y) > 13:
+        plot.canvas.line([x, left if left > x else left + long], [y, height], colour, 0.6)
+    taken.append((left, left + long, height))
+    plot.canvas.text(left, height, text, "--soft")
+
+
+def _met(
+    rows: Mapping[Key, Row], found: Sequence[Probes], looks: Mapping[str, Series], link: Link, width: float
+) -> Picture:
+    """The share of requests within the objective over the rates that a search tried, a line a process, with
+    the rate that each found below. It may be lower than the last whole share: more may have come than left.
+    """
+    left, right, top, foot = 52.0, width - 22.0, 26.0, 240.0
+    rates = [x for probe in found for x in probe.rates]
+    across = log_axis(min(rates), max(rates), left, right)
+    across = replace(across, ticks=[(x, f"{x:.3g}") for x in sorted(set(rates))])
+    up = linear_axis(1.0, 0, foot - top, figures.percent)
+    plot = Plot(Canvas(width, foot + 40), across, up, top, foot)
+    plot.grid(_same, _same)
+    _titles(plot, "requests/s", "of the requests within the objective")
+    names = tuple(dict.fromkeys(x.key.implementation for x in found))
+    for probe in sorted(found, key=lambda x: looks[x.key.implementation].ours):
+        name, look = probe.key.implementation, looks[probe.key.implementation]
+        places = [plot.at(x, y) for x, y in zip(probe.rates, probe.met, strict=True)]
+        plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.8, look.dash)
+        for rate, met, place in zip(probe.rates, probe.met, places, strict=True):
+            told = f"{name} at {rate:.4g} requests/s: {figures.percent(met)} within the objective"
+            plot.canvas.dot(*place, look.colour, look.shape, 7, told, look.fill, link(probe.key))
+    for lane, name in enumerate(names):
+        highest = next(rows[x.key] for x in found if x.key.implementation == name).value(HIGHEST)
+        if highest and min(rates) <= highest <= max(rates):
+            at, height, middle = across.place(highest), foot - 14 - 15 * lane, (left + right) / 2
+            plot.canvas.line([at, at], [foot, height], looks[name].colour, 1.4)
+            align, aside = ("right", -5) if at > middle else ("left", 5)
+            plot.canvas.text(at + aside, height, f"{name}: {highest:.4g}", looks[name].colour, align)
+    what = _common(rows[found[0].key], ("users",))
+    caption = "Share of requests within the objective, over requests/s; below, the highest rate that it found"
+    return Picture(caption, what, plot.canvas.svg(f"Share within the objective over the rate: {what}"), names)
 
 
 def _saturated(row: Row) -> bool:
@@ -298,7 +397,7 @@ def _distribution(found: Sequence[Spread], caption: str, looks: Mapping[str, Ser
     up: Axis = linear_axis(1.0, 0, foot - top, figures.percent)
     plot = Plot(Canvas(width, foot + 24), across, up, top, foot)
     plot.grid(_same, _same)
-    taken: list[tuple[float, float]] = []
+    marks: list[tuple[float, float, str, str]] = []
     for spread in sorted(found, key=lambda x: looks[x.key.implementation].ours):
         name = spread.key.implementation
         look = looks[name]
@@ -311,13 +410,10 @@ def _distribution(found: Sequence[Spread], caption: str, looks: Mapping[str, Ser
                 told = f"{name}: p{percent} {figures.number(value)} ms of {spread.count:,} requests"
                 x, y = plot.at(value, percent / 100)
                 plot.canvas.dot(x, y, look.colour, look.shape, 6.5, told, look.fill)
-                # Beside the mark, on the left where another's figure stands on the right.
-                side = next((z for z in (1, -1) if all(abs(x + 40 * z - a) > 75 or y != b for a, b in taken)), 0)
-                if side:
-                    taken.append((x + 40 * side, y))
-                    align = "left" if side > 0 else "right"
-                    shown = f"p{percent} {figures.number(value, 3)}"
-                    plot.canvas.text(x + 7 * side, y + 6 * side, shown, "--soft", align, size=FONT - 2)
+                marks.append((x, y, f"p{percent} {figures.number(value, 3)}", look.colour))
+    taken = [(x - 5, x + 5, y) for x, y, _, _ in marks]
+    for x, y, text, colour in marks:
+        _beside(plot, (x, y), text, colour, taken)
     case = found[0].key.case
     drawing = plot.canvas.svg(f"Distribution of {found[0].metric} of {case}")
     return Picture(f"{caption}, with percentiles", case, drawing, tuple(x.key.implementation for x in found))

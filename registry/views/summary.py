@@ -14,10 +14,13 @@ from ..analysis.statistics import geometric_mean
 from ..store.journal import Journal
 from ..store.record import SLOWED, Header, Request, boards
 from ..store.shards import few
+from . import rivals
 from .grouping import CaseRows, cases
 
 SIZE = re.compile(r"(?<![\w.])(\d+\.\d+)(?= GiB)")
 """Of a remark, what may be another in each row."""
+NO_INTERVAL = "no interval"
+"""The category of a ratio of single processes."""
 MANY = 6
 """So many implementations are counted where they have one remark, not named."""
 
@@ -45,6 +48,11 @@ class Standing:
     def slower(self) -> int:
         """Cases where the whole interval is below 1."""
         return self.categories.get("slower", 0)
+
+    @property
+    def single(self) -> int:
+        """Of the undecided those without an interval: fewer than two processes have both."""
+        return self.categories.get(NO_INTERVAL, 0)
 
     @property
     def undecided(self) -> int:
@@ -99,7 +107,7 @@ def _standing(operator: str, found: Sequence[CaseRows]) -> Standing:
         compared,
         geometric_mean(x.speedup_vs_best_baseline for x in compared),
         geometric_mean(x.speedup_vs_eager for x in compared),
-        dict(Counter(category(x) or "no interval" for x in compared)),
+        dict(Counter(category(x) or NO_INTERVAL for x in compared)),
     )
 
 
@@ -187,6 +195,8 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
             f"{told} faster than {'its' if above == 1 else 'their'} limit (marked !), which is no limit then: "
             f"kernelmark show {journal.header.run} --above-limit"
         )
+    if nccl := rivals.warning((x.best_baseline for x in rows), journal.header.conditions):
+        out.append(nccl)
     out += _remarked(journal)
     loose = sum(x.converged is False for x in rows)
     if loose:

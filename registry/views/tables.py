@@ -9,8 +9,8 @@ from ..analysis.rows import BANDWIDTH, DERIVED, THROUGHPUT, Row, category, rows
 from ..analysis.selection import EVERYTHING, Selection
 from ..store.journal import Journal
 from ..store.metric import LATENCY, LAUNCH, Metric
-from ..store.record import PROVIDER, YARDSTICK
-from . import summary
+from ..store.record import PROVIDER, YARDSTICK, Header
+from . import rivals, summary
 from .convergence_table import convergence_table
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, columns, groups
@@ -68,7 +68,7 @@ def run_table(journal: Journal, selection: Selection = EVERYTHING, repeated: str
     standings = [x for x in summary.standings(found) if x.compared]
     if standings:
         total = [summary.overall(found)] if len(standings) > 1 else []
-        page += [line(""), _standings_table([*standings, *total])]
+        page += [line(""), _standings_table([*standings, *total], _over_nccl(standings, header))]
     return page
 
 
@@ -171,9 +171,16 @@ def _failure(failure: summary.Failure) -> Line:
     return line(Text(f"  {status}", style), f" ×{len(failure.rows)}  {names}: {failure.reason}")
 
 
-def _standings_table(standings: Sequence[summary.Standing]) -> Table:
+def _over_nccl(standings: Sequence[summary.Standing], header: Header) -> str:
+    """What NCCL is where it is the fastest of a case; empty where it is of none."""
+    best = (row.best_baseline for x in standings for row in x.compared)
+    return f"; × {rivals.OFF}" if rivals.warning(best, header.conditions) else ""
+
+
+def _standings_table(standings: Sequence[summary.Standing], over: str) -> Table:
     names = " and ".join(dict.fromkeys(y for x in standings for y in x.names))
-    # What a narrow terminal drops: "vs eager", then "best" and "worst".
+    # What a narrow terminal drops: "vs eager", then "best" and "worst". A ratio of single processes is no verdict.
+    single = any(x.single for x in standings)
     table = Table(
         (
             Column("operator"),
@@ -181,10 +188,11 @@ def _standings_table(standings: Sequence[summary.Standing]) -> Table:
             Column("vs best", number=True),
             Column("vs eager", number=True, drop=3),
             *(Column(x, number=True) for x in ("faster", "undecided", "slower")),
+            *([Column("one process", number=True)] if single else []),
             Column("best", number=True, drop=1),
             Column("worst", number=True, drop=2),
         ),
-        f"{names} against the fastest baseline of each case (geometric means)",
+        f"{names} against the fastest baseline of each case (geometric means{over})",
     )
     for x in standings:
         table.add(
@@ -192,7 +200,8 @@ def _standings_table(standings: Sequence[summary.Standing]) -> Table:
             str(len(x.compared)),
             figures.ratio(x.versus_best),
             figures.ratio(x.versus_eager),
-            *map(str, (x.faster, x.undecided, x.slower)),
+            *map(str, (x.faster, x.undecided - x.single, x.slower)),
+            *([str(x.single)] if single else []),
             figures.ratio(x.best.speedup_vs_best_baseline if x.best else None),
             figures.ratio(x.worst.speedup_vs_best_baseline if x.worst else None),
             style="bold" if x.operator == "all" else "",

@@ -16,6 +16,7 @@ from ...registry.store.home import Home
 
 if TYPE_CHECKING:
     from ...registry.site.coverage import Expected
+    from ..operator import Operator
 
 
 @click.command("site")
@@ -87,8 +88,19 @@ def _expected() -> Mapping[str, Expected]:
         for name, operator in catalog.operators.items()
     }
     families = {name: path.parent.name for root in catalog.roots for name, path in root.files("kernels").items()}
+    families |= {x: _family(y, families) for x, y in catalog.operators.items() if x not in families}
     families |= dict.fromkeys(catalog.workloads, "workloads")
     return {
         name: Expected(found, tuple(cases.get(name, ())), families.get(name, "").replace("_", " "))
         for name, found in names.items()
     }
+
+
+def _family(operator: Operator, families: Mapping[str, str]) -> str:
+    """Of an operator that no folder of kernels has: of GPUs' exchanges, or that of the operator that its name ends
+    with (`linear` of `int8_linear`); empty where neither is.
+    """
+    if operator.sharding is not None:
+        return "collective"
+    ends = [x for x in families if operator.name.endswith(f"_{x}")]
+    return families[max(ends, key=len)] if ends else ""

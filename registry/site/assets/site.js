@@ -23,7 +23,8 @@ const kernelmark = (() => {
     ? x.toLocaleString("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4 }) : x.toExponential(3));
   const counted = (n) => `${n} row${n === 1 ? "" : "s"}`;
   const percent = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x * 100).toFixed(1)} %`;
-  const half = (value, low, high) => (low === null || high === null || value <= 0 ? ""
+  // An interval is missing where there was one process.
+  const half = (value, low, high) => (value <= 0 ? "" : low === null || high === null ? " 1 process"
     : ` ±${(Math.max(high - value, value - low) / value * 100).toFixed(1)} %`);
 
   // Many rows of a run stand on pages of their own, so many on each: as facts.py has it.
@@ -60,7 +61,7 @@ const kernelmark = (() => {
     const whole = element("button", { type: "button", "aria-pressed": "false", onclick: () => {
       all = !all; whole.setAttribute("aria-pressed", String(all)); make();
     } }, "all values, log scale");
-    const legend = element("span", {}, "Whiskers: 95 % interval. Band: where 95 % of reruns of unchanged code lie (A/A). "
+    const legend = element("span", {}, "Whiskers: 95 % interval over processes; of one process there is none. Band: where 95 % of reruns of unchanged code lie (A/A). "
       + "Dashed: the comparability key changes.");
     figure.append(element("div", { class: "bar-of-buttons" }, whole, legend), holder, readout);
 
@@ -326,11 +327,12 @@ const kernelmark = (() => {
   }
 
   function compare() {
-    const { sources, first } = JSON.parse(document.getElementById("data").textContent);
+    const { sources, first, beside } = JSON.parse(document.getElementById("data").textContent);
     const form = document.getElementById("compare"), result = document.getElementById("result");
     const cache = new Map();
     const field = (name) => form.elements[name];
-    const label = (x) => `${x.created} · ${x.commit} · ${x.device}`;
+    const label = (x) => `${x.created} · ${x.commit} · ${x.plan} · ${counted(x.rows)} · ${x.device}`;
+    const OTHERS = "the best other of each case", OURS = "kernelmark";
     if (!sources.length) return;
     form.hidden = false;
     for (const side of ["A", "B"]) {
@@ -345,20 +347,34 @@ const kernelmark = (() => {
       if (!cache.has(i)) cache.set(i, unpack(await load(sources[i].file)));
       return cache.get(i);
     };
-    const choose = (select, names, wanted) => {
-      const before = select.value || wanted;
+    // What was chosen or asked for, else ours: the name of most of our rows where none of them is called so.
+    const choose = (select, rows, names, wanted) => {
+      const before = select.value || wanted, own = new Map();
+      rows.forEach((x) => { if (x.kind === 0) own.set(x.implementation, (own.get(x.implementation) || 0) + 1); });
+      const most = [...own].sort((x, y) => y[1] - x[1])[0];
       select.replaceChildren(...names.map((x) => element("option", { value: x }, x)));
-      if (names.includes(before)) select.value = before;
+      const found = [before, OURS, most && most[0]].find((x) => names.includes(x));
+      if (found) select.value = found;
     };
+    // Rows of the fastest other of each case, in the place of an implementation.
+    const others = (rows) => {
+      const best = new Map();
+      rows.filter((x) => x.kind === 1).forEach((x) => {
+        const key = `${x.operator}\n${x.name}\n${x.cache}`, known = best.get(key);
+        if (!known || (x.better === "higher" ? x.value > known.value : x.value < known.value)) best.set(key, x);
+      });
+      return [...best.values()];
+    };
+    const named = (rows, name) => (name === OTHERS ? others(rows) : rows.filter((x) => x.implementation === name));
     async function show() {
       const [i, j] = [Number(field("sourceA").value), Number(field("sourceB").value)];
       try {
         const [a, b] = [await get(i), await get(j)];
-        const names = (rows) => [...new Set(rows.map((x) => x.implementation))].sort();
-        choose(field("nameA"), names(a), asked.get("m") || "kernelmark");
-        choose(field("nameB"), names(b), asked.get("n") || "kernelmark");
+        const names = (rows) => [OTHERS, ...new Set(rows.map((x) => x.implementation))].sort();
+        choose(field("nameA"), a, names(a), asked.get("m"));
+        choose(field("nameB"), b, names(b), asked.get("n"));
         const operators = [...new Set(b.map((x) => x.operator))].sort();
-        choose(field("operator"), ["all operators", ...operators], asked.get("o") || "all operators");
+        choose(field("operator"), [], ["all operators", ...operators], asked.get("o") || "all operators");
         table(sources[i], sources[j], a, b);
         history.replaceState(null, "", `#${new URLSearchParams({ a: sources[i].file, b: sources[j].file, m: field("nameA").value, n: field("nameB").value, o: field("operator").value })}`);
       } catch (error) {
@@ -367,8 +383,8 @@ const kernelmark = (() => {
     }
     function table(first, second, a, b) {
       const [m, n, operator] = [field("nameA").value, field("nameB").value, field("operator").value];
-      const known = new Map(a.filter((x) => x.implementation === m).map((x) => [`${x.operator}\n${x.name}\n${x.cache}`, x]));
-      const pairs = b.filter((x) => x.implementation === n && (operator === "all operators" || x.operator === operator))
+      const known = new Map(named(a, m).map((x) => [`${x.operator}\n${x.name}\n${x.cache}`, x]));
+      const pairs = named(b, n).filter((x) => (operator === "all operators" || x.operator === operator))
         .map((x) => [known.get(`${x.operator}\n${x.name}\n${x.cache}`), x]).filter(([x]) => x);
       const apart = new Map(), logs = [];
       const across = first.device !== second.device;
@@ -382,7 +398,7 @@ const kernelmark = (() => {
         const clear = ratio && x.low !== null && y.low !== null && (y.low > x.high || y.high < x.low);
         const sense = clear ? ((ratio > 1) === (y.better === "lower") ? "bad" : "good") : "soft";
         better += sense === "good"; worse += sense === "bad";
-        return { ratio, sense, row: () => line(x, y, ratio, differs, sense) };
+        return { ratio, sense, row: () => line(x, y, ratio, differs, sense, m === OTHERS, n === OTHERS) };
       });
       // What lies apart by its intervals first, the largest change at the top; without a ratio last.
       const rank = (z) => (z.ratio ? (z.sense === "soft" ? 1 : 0) : 2);
@@ -392,7 +408,7 @@ const kernelmark = (() => {
       result.replaceChildren(
         element("h3", {}, mean ? `B ÷ A: ${mean.toFixed(3)}, geometric mean of ${counted(logs.length)}` : pairs.length ? "No row of the two can be compared" : "The two have no case in common"),
         logs.length ? element("p", { class: "outcomes" }, element("span", { class: "good" }, `${better} better`), element("span", { class: "bad" }, `${worse} worse`),
-          element("span", { class: "soft" }, `${logs.length - better - worse} within their intervals or without`)) : "",
+          element("span", { class: "soft" }, `${logs.length - better - worse} within their intervals, or of one process`)) : "",
         across ? element("p", { class: "note" }, `Across devices: ${differing(a[0].run, b[0].run).join("; ")}`) : "",
         apart.size ? element("p", { class: "note" }, `Without a ratio: ${[...apart].map(([x, c]) => `${counted(c)}, ${x}`).join("; ")}`) : "",
         pairs.length ? element("div", { class: "scroll" }, element("table", {},
@@ -401,8 +417,9 @@ const kernelmark = (() => {
       );
       document.getElementById("static").hidden = true;
     }
-    function line(x, y, ratio, differs, sense) {
-      const link = (z) => element("a", { href: rowOf(z.run, z.place) }, `${number(z.value)} ${z.unit === "1" ? "" : z.unit}`);
+    function line(x, y, ratio, differs, sense, ...who) {
+      const value = (z) => element("a", { href: rowOf(z.run, z.place) }, `${number(z.value)} ${z.unit === "1" ? "" : z.unit}`);
+      const link = (z) => (who[z === x ? 0 : 1] ? element("span", {}, value(z), element("span", { class: "soft" }, ` ${z.implementation}`)) : value(z));
       return element("tr", {},
         element("th", { scope: "row" }, element("b", {}, y.operator), ` ${y.name}`, y.cache === "cold" ? "" : ` (${y.cache})`),
         element("td", {}, link(x)), element("td", { class: "soft" }, half(x.value, x.low, x.high)),
@@ -425,6 +442,18 @@ const kernelmark = (() => {
       if (x.implementation === y.implementation && x.version !== y.version) out.push(`version: ${x.version} → ${y.version}`);
       return out;
     }
+    const preset = (files, m, n) => {
+      ["A", "B"].forEach((side, i) => { field(`source${side}`).value = String(sources.findIndex((x) => x.file === files[i])); });
+      [["nameA", m], ["nameB", n], ["operator", "all operators"]].forEach(([name, value]) => {
+        field(name).replaceChildren(element("option", { value }, value));  // `choose` keeps what is chosen
+        field(name).value = value;
+      });
+      show();
+    };
+    const [newest, against] = ["newest", "others"].map((x) => form.querySelector(`button[name=${x}]`));
+    newest.hidden = !first[0]; against.hidden = !beside;
+    newest.addEventListener("click", () => preset(first, OURS, OURS));
+    against.addEventListener("click", () => preset([beside, beside], OTHERS, OURS));
     form.addEventListener("change", show);
     show();
   }

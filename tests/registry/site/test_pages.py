@@ -27,16 +27,19 @@ from kernelmark.registry.site import data, exports, ledger
 from kernelmark.registry.site.build import Built, Settings, _Site, build
 from kernelmark.registry.site.data import inlined
 from kernelmark.registry.site.facts import facts, file_name, run_of
+from kernelmark.registry.site.feeds import atom
 from kernelmark.registry.site.pages import Pages
 from kernelmark.registry.site.pages import _environment as pages_of
-from kernelmark.registry.site.scaling import scaling
-from kernelmark.registry.site.servers import served
+from kernelmark.registry.site.scaling import Ahead, bandwidths, curves, scaling
+from kernelmark.registry.site.servers import asked, served, served_as
 from kernelmark.registry.site.sizes import glances, swept
 from kernelmark.registry.site.standing import standings
 from kernelmark.registry.store.journal import Journal, encode
 from kernelmark.registry.store.metric import EACH, LATENCY, Equivalence, Metric
 from kernelmark.registry.store.record import Exchange, Measurement, Record, Request
 from kernelmark.registry.views.serving import spreads
+from kernelmark.registry.views.table import render as text_of
+from kernelmark.registry.views.tables import run_table
 
 from .conftest import BREAK, EXPECTED, HOSTILE, STEP, MakeRun
 
@@ -191,6 +194,7 @@ def test_hostile_names_are_text(site: Site, pages: dict[str, Page]) -> None:
         "script",
         "noscript",
         "form",
+        "button",
     }
     allowed |= {
         "fieldset",
@@ -228,8 +232,13 @@ def test_bold_is_a_ratio_whose_interval_leaves_out_one() -> None:
     shown = pages_of().get_template("macros.html").module
     for low, high, strong in ((1.01, 2.0, True), (0.4, 0.99, True), (0.99, 2.0, False), (None, None, False)):
         assert ("<b>" in shown.speedup(1.5, low, high)) == strong
-    assert "<b>1.50×</b>" in shown.mean(SimpleNamespace(speedup=1.5, bounds=(1.2, 1.8), compared=(1,)))
-    alone = shown.mean(SimpleNamespace(speedup=1.5, bounds=None, compared=(1,)))
+    assert "<b>1.50×</b>" in shown.mean(
+        SimpleNamespace(speedup=1.5, bounds=(1.2, 1.8), compared=(1, 2), part="of 1 of 2")
+    )
+    assert "of 1 of 2" in shown.mean(
+        SimpleNamespace(speedup=1.5, bounds=(1.2, 1.8), compared=(1, 2), part="of 1 of 2")
+    )
+    alone = shown.mean(SimpleNamespace(speedup=1.5, bounds=None, compared=(1,), part=""))
     assert "<b>" not in alone
     assert "no interval" in alone
 
@@ -269,6 +278,96 @@ def test_scaling_names_its_kind_and_the_time_of_one(literal: Any) -> None:
     ]
 
 
+def test_collectives_are_drawn_over_bytes_beside_the_copy_engines(literal: Any) -> None:
+    """And × NCCL says what NCCL lacked."""
+
+    def at(operator: str, name: str, size: int, ms: float, **beside: Any) -> Any:
+        axes = {"N": size, "gpus": 2}
+        case = literal.case(operator=operator, name=f"N{size}-gpus2-in", axes=axes)
+        provider = "kernelmark" if name == "kernelmark" else "torch_distributed"
+        return literal.record(name, ms, case=case, provider=provider, beside=beside)
+
+    metrics = (LATENCY, *(Metric(x, "GB/s", "higher") for x in ("algbw", "busbw", "link_rate")))
+    lines = [at("peer_copy", "kernelmark", 2**20, 1.0, link_rate=[376.0])]
+    for size in (2**15, 2**20):
+        for name, ms in (("kernelmark", 0.01), ("torch_distributed", 0.02)):
+            rate = 2 * size / ms / 1e6
+            lines.append(at("all_reduce", name, size, ms, algbw=[rate], busbw=[rate]))
+    conditions = {"gpu": "NVIDIA H200", "env/NCCL_NVLS_ENABLE": "0"}
+    journal = literal.journal(*lines, metrics=metrics, conditions=conditions)
+    found = facts(journal)
+    measured = [(run_of(journal, found), x) for x in found]
+    steps = scaling(measured)
+    (drawn,) = bandwidths(steps)
+    for text in (
+        ">64 KiB<",
+        ">2 MiB<",
+        ">copy engines 376<",
+        "torch_distributed (NCCL, NVLS off), N32768-gpus2-in",
+    ):
+        assert text in drawn.drawing
+    (page,) = Pages("Kernels", "today").scaling(steps, {})
+    assert "torch_distributed is NCCL, NVLS off" in Page(page).text
+    (standing,) = standings("all_reduce", [x for x in measured if x[1].operator == "all_reduce"])
+    assert standing.rival == ("torch_distributed (NCCL, NVLS off)", 2)
+    shown = text_of(run_table(journal))
+    assert "(geometric means; × NCCL, NVLS off)" in " ".join(shown.split())
+    assert "! × NCCL, NVLS off: what is over torch_distributed" in shown
+
+
+def test_what_nobody_measured_is_dashed_and_called_a_prediction(literal: Any) -> None:
+    def at(gpus: int, ms: float) -> Any:
+        axes = {"B": 1} | ({"gpus": gpus} if gpus > 1 else {})
+        name = f"B1-gpus{gpus}" if gpus > 1 else "B1"
+        options = {"parallel": "ddp" if gpus > 1 else "single"}
+        case = literal.case(operator="train", name=f"{name}-x", axes=axes, pass_="program", options=options)
+        return literal.record("torch", ms, case=case)
+
+    journal = literal.journal(at(1, 90.0), at(2, 95.0))
+    found = facts(journal)
+    run = run_of(journal, found)
+    steps = scaling([(run, x) for x in found])
+    assert curves(steps, {}) == ()
+    (drawn,) = curves(steps, {run.name: (Ahead("train", "B1-x", "torch", 2, 4, 0.91, None),)})
+    assert "PREDICTION of torch on 4 GPUs: 91.0 %" in drawn.drawing
+    assert "stroke-dasharray" in drawn.drawing
+    assert ">prediction<" in drawn.drawing
+
+
+def test_cases_stand_by_size_under_titles_of_what_is_there(literal: Any) -> None:
+    """The few that have nothing in common stand together; those of a server say their load in words."""
+
+    def case(name: str, size: int, **options: Any) -> Any:
+        given = literal.case(operator="attention", name=name, axes={"S": size, "Sk": 0}, options=options)
+        return literal.record("torch", 1.0, case=given)
+
+    lines = [case(f"S{x}-Sk0-causal", x, causal=True, sinks=False) for x in (1048576, 4096, 32768)]
+    lines += [case("S1-Sk0-sinks", 1, causal=False, sinks=True), case("S2-Sk0-x", 2, causal=False, sinks=False)]
+    journal = literal.journal(*lines)
+    found = facts(journal)
+    run = run_of(journal, found)
+    here = standings("attention", [(run, x) for x in found])
+    (page,) = Pages("Kernels", "today", None, {run.name: NOT_YET}).operator("attention", here, (), [run], (), {})
+    text = Page(page).text
+    assert "Sk0" not in text
+    assert "not " not in text.replace("not yet", "")
+    assert [text.index(x) for x in ("S4096", "S32768", "S1048576")] == sorted(
+        text.index(x) for x in ("S4096", "S32768", "S1048576")
+    )
+    axes = {"rate": 26000, "users": 0, "requests": 1000, "input": 1024, "output": 128}
+    assert (
+        served_as(axes, {"load": "search"})
+        == "search from 26 requests/s, 1,000 requests, 1,024 tokens in, 128 out"
+    )
+    assert served_as({"users": 1}, {"load": "closed"}) == "1 user"
+    assert asked("2000-100") == "first token within 2,000 ms, a token within 100 ms"
+    assert asked("none") == ""
+
+
+def test_a_feed_without_entries_is_dated_by_the_newest_run() -> None:
+    assert "<updated>2026-11-18T00:00:00+00:00</updated>" in atom([], "Kernels", "", "2026-11-18T00:00:00+00:00")
+
+
 def test_scaling_is_held_to_the_slowest_gpu_that_computed_the_whole(literal: Any) -> None:
     """Its own median, not the largest of each sample."""
 
@@ -284,7 +383,7 @@ def test_scaling_is_held_to_the_slowest_gpu_that_computed_the_whole(literal: Any
     assert step.scaled is not None
     assert (step.scaled.alone, step.scaled.efficiency) == (8.0, 0.8)
     (text,) = Pages("Kernels", "today", None).scaling([step], {})
-    assert "5.000 ms – strong 8.000 ms torch 80 %" in Page(text).text
+    assert "5.000 ms 1 process strong 8.000 ms torch 80 %" in Page(text).text
 
 
 def test_a_line_over_sizes_joins_one_key_and_leads_to_journals(make_run: MakeRun) -> None:
@@ -332,7 +431,9 @@ def test_the_script_compares_what_was_chosen(
         seen = re.sub(r"<script.*?</script>|<select.*?</select>", "", seen, flags=re.S)
         return " ".join(re.sub(r"<[^>]*>", " ", seen).split())
 
-    assert "geometric mean of 2 rows 0 better 2 worse 0 within their intervals" in told("#m=kernelmark&n=torch")
+    assert "geometric mean of 2 rows 0 better 2 worse 0 within their intervals" in told(
+        "#m=kernelmark&n=the+best+other+of+each+case"
+    )
     sources = json.loads(pages["compare.html"].data)["sources"]
     of_device = [x["file"] for x in sources if x["device"] == sources[0]["device"]]
     apart = told(f"#a={of_device[0]}&b={of_device[-1]}")
@@ -379,7 +480,7 @@ def test_feeds_hold_the_regression_and_no_improvement(site: Site) -> None:
     assert [x.split(":")[0] for x in titles] == ["rms_norm S1024", "rms_norm S2048"]
     link = entries[0].find(f"{space}link")
     assert link is not None
-    assert link.get("href") == "https://example.org/k/operator/rms_norm.html"
+    assert link.get("href") == "https://example.org/k/operator/rms_norm.html#1-S1024-cold"
     items = json.loads((site[0] / "regressions.json").read_text())["items"]
     assert {x["id"] for x in items} == {x.findtext(f"{space}id") for x in entries}
     texts = sorted(x["content_text"] for x in items)

@@ -220,8 +220,10 @@ def test_where_ours_stands(literal: Any) -> None:
 
 def test_a_speedup_of_one_process_earns_no_colour(literal: Any) -> None:
     (fact,) = (x for _, x in measured(run(literal, 0, 1.0)) if x.ours)
-    assert (fact.speedup, fact.outcome) == (2.0, "undecided")
-    assert "<svg class='ratio '" in ratio(fact)
+    assert (fact.speedup, fact.outcome) == (2.0, "one process")
+    assert "<svg class='ratio single'" in ratio(fact)
+    assert "<path class='single'" in strip([fact], None)
+    assert fact.interval == (None, None)
 
 
 def test_a_newest_failure_hides_no_older_success(literal: Any) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 from kernelmark.registry.analysis.rows import rows
+from kernelmark.registry.site.facts import facts
 from kernelmark.registry.store.record import Measurement, Record
 from kernelmark.registry.views.looks import palette
 from kernelmark.registry.views.report import render
-from kernelmark.registry.views.serving import Pictures, best, nearest_rank, pictures, spreads
+from kernelmark.registry.views.serving import Pictures, best, nearest_rank, pictures, probes, spreads
+from kernelmark.registry.views.table import render as text
+from kernelmark.registry.views.tables import run_table
 from kernelmark.suite.workloads import serve
 
 
@@ -158,6 +161,64 @@ def test_a_search_is_judged_by_the_rate_that_it_found(literal: Any) -> None:
     (front,) = [x for x in drawn(journal).loads if "search" in x.of]
     assert "30 requests/s" in front.drawing
     assert "20 requests/s" in front.drawing
+
+
+def test_older_searches_are_judged_by_the_rate_that_they_found_or_not_at_all(literal: Any) -> None:
+    """Their journals name how long a request takes, under a load that is another for each server."""
+
+    def older(name: str, slow: float, kept: bool = True) -> Record:
+        record = searched(literal, name, 28.0, slow)
+        assert record.measurement is not None
+        samples = {x: y for x, y in record.measurement.samples.items() if kept or x != "slo_rate"}
+        return msgspec.structs.replace(
+            record,
+            case=msgspec.structs.replace(record.case, primary="request"),
+            measurement=msgspec.structs.replace(record.measurement, samples=samples),
+        )
+
+    journal = literal.journal(older("kernelmark", 400), older("torch", 200), metrics=serve.METRICS)
+    (ours,) = (x for x in rows(journal) if x.provider == "kernelmark")
+    assert (ours.primary, ours.value(), ours.speedup_vs_best_baseline) == ("slo_rate", 28.0, 1.0)
+    assert ours.value("request") == pytest.approx(600, rel=0.1), "beside it"
+    shown = text(run_table(journal))
+    assert "1.00×" in shown
+    assert "0.50×" not in shown
+    assert "0.50×" not in render([journal])
+    (fact,) = (x for x in facts(journal) if x.ours)
+    assert (fact.primary, fact.better, fact.speedup) == ("slo_rate", "higher", 1.0)
+    lost = literal.journal(older("kernelmark", 400, False), older("torch", 200, False), metrics=serve.METRICS)
+    assert [x.speedup_vs_best_baseline for x in rows(lost)] == [None, None]
+
+
+def test_what_a_search_tried_is_drawn_with_the_rate_that_it_found(literal: Any) -> None:
+    """In order of rates; what a journal of somebody else may say beside it is left out."""
+    record = searched(literal, "kernelmark", 8.0, 400)
+    assert record.measurement is not None
+    samples = {
+        **record.measurement.samples,
+        "probe_rate": (16.0, 4.0, 8.0, -1.0),
+        "probe_met": (0.5, 1.0, 1.0, 1.0),
+    }
+    record = msgspec.structs.replace(
+        record, measurement=msgspec.structs.replace(record.measurement, samples=samples)
+    )
+    journal = literal.journal(record, metrics=serve.METRICS)
+    (probe,) = probes(journal)
+    assert (probe.rates, probe.met) == ((4.0, 8.0, 16.0), (1.0, 1.0, 0.5))
+    found = rows(journal)
+    (picture,) = pictures(found, (), palette(found), tried=probes(journal)).loads
+    assert picture.caption.startswith("Share of requests within the objective")
+    assert "kernelmark at 16 requests/s: 50 % within the objective" in picture.drawing
+    assert ">kernelmark: 8<" in picture.drawing
+
+
+def test_every_load_has_its_name_beside_its_point(literal: Any) -> None:
+    """Six at one place: none is dropped."""
+    lines = [served(literal, name, 4000, 0, 600, 100) for name in ("kernelmark", "torch", "vllm", "a", "b", "c")]
+    journal = literal.journal(*lines, metrics=serve.METRICS)
+    (front,) = [x for x in drawn(journal).loads if x.caption.startswith("Output")]
+    places = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>4 requests/s<', front.drawing)
+    assert len(places) == len(set(places)) == 6
 
 
 def test_a_rate_that_a_server_cannot_follow_has_a_mark_and_no_latency(run: Any) -> None:

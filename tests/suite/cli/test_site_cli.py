@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from kernelmark.registry.errors import InputError
 from kernelmark.suite.cli import cli
+from kernelmark.suite.cli.site import _expected
 
 REFERENCE = Path(__file__).resolve().parents[3] / "registry" / "reference"
 ONE = REFERENCE / "detector" / "environment-1"
@@ -40,6 +41,17 @@ def test_a_folder_of_journals_becomes_a_site(tmp_path: Path) -> None:
     again = run("site", "--output", out)  # the home is empty: what the site holds is enough
     assert "0 added, 8 in all" in again.output
     assert "1 added, 1 in all" in run("site", ONE / "1-base.jsonl.gz", "--output", out, "--fresh").output
+
+
+def test_every_operator_has_a_family() -> None:
+    """Also one that no folder of kernels for GPUs has: of exchanges, or the one that its name ends with."""
+    found = {name: x.family for name, x in _expected().items()}
+    assert (found["expert_exchange"], found["int8_linear"], found["train"]) == (
+        "collective",
+        found["linear"],
+        "workloads",
+    )
+    assert all(found.values())
 
 
 def test_fresh_does_not_delete_what_it_is_to_read(tmp_path: Path) -> None:
