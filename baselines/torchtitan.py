@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 REQUIRES = ("torchtitan",)
+ENVIRONMENT = "torchtitan"
 DEVICES = ("cuda",)
 ATTENTION = "flex"
 """Its registry's default."""

@@ -104,7 +104,8 @@ def _continued() -> list[str]:
         f"Tokens a second × PyTorch's eager step, on a GPU beside which another worked: ours in a graph "
         f"{figures.ratio(by['kernelmark_graph'])}, ours in 8 bits {figures.ratio(by['kernelmark_fp8_1x128'])}, "
         f"fp16 compiled {figures.ratio(by['fp16_scaled'])}, torchao's compiled "
-        f"{figures.ratio(by['float8_tensorwise'])}. Six of the plan's twelve arms; the others were not run.",
+        f"{figures.ratio(by['float8_tensorwise'])}. Six of the twelve arms that the plan had then; "
+        "its others were not run.",
     ]
 
 

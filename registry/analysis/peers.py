@@ -21,7 +21,12 @@ class Speedup(NamedTuple):
 
 def peers(journal: Journal, found: Iterable[Row]) -> Mapping[Key, Mapping[str, Speedup]]:
     """By row of ours and implementation, for baselines that have a value of the same case and cache state."""
-    timed = {x.identity: x for x in found if x.value() is not None}
+    exchanged = journal.header.request.exchanged
+    timed = {
+        x.identity: x
+        for x in found
+        if x.value() is not None and (x.operator, x.case, x.implementation) not in exchanged
+    }
     values = values_by_replicate(journal, timed.values())
     rivals: dict[tuple[str, str, str], list[Row]] = {}
     for row in timed.values():

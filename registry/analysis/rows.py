@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeAlias, get_args
@@ -221,7 +221,7 @@ def rows(journal: Journal, beside: bool = True) -> tuple[Row, ...]:
     metrics |= {x: journal.metric(x) for x in sorted({x.primary for x in found} - metrics.keys())}
     _measure(found, metrics, beside)
     if beside:
-        _compare(groups.values())
+        _compare(groups.values(), journal.header.request.exchanged)
     out = [_row(x, journal.header, ceilings, metrics[x.primary], beside) for x in found]
     return tuple(sorted(by_own_limits(over_links(out)) if beside else out, key=_sort_key))
 
@@ -465,15 +465,22 @@ DERIVED = (BANDWIDTH, THROUGHPUT, TOKENS)
 """What follows from a time, as `derived` makes it."""
 
 
-def _compare(cases: Iterable[Sequence[_Group]]) -> None:
-    """Puts into the groups of each case their speedups over its best correct baseline and over eager.
+def _compare(cases: Iterable[Sequence[_Group]], exchanged: Collection[tuple[str, str, str]]) -> None:
+    """Puts into the groups of each case their speedups over its best correct baseline and over eager. Systems
+    that are there for an exchange alone (operator, case, implementation) are no baselines, and have their worth
+    instead.
 
     Replicates pair up: both sides ran in the same process, minutes apart at most, so that the ratio's
     interval rests on the ratios within processes and not on two separate spreads.
     """
     pairs: list[tuple[_Group, _Group]] = []
     for peers in cases:
-        measured = [x for x in peers if x.measured and x.competes]
+        measured = [
+            x
+            for x in peers
+            if x.measured and x.competes
+            if (x.first.case.operator, x.first.case.name, x.first.implementation) not in exchanged
+        ]
         baselines = [x for x in measured if baseline(x.first.provider, x.first.implementation)]
         eager = next((x for x in baselines if x.first.implementation == EAGER), None)
         best = _best(baselines)

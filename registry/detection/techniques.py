@@ -17,7 +17,7 @@ from ..analysis.rows import Row, rows, speedup
 from ..store.journal import Journal
 from ..store.metric import PEAKS
 from ..store.record import EAGER, Header, Key, Record
-from .arms import PRIMARY, Overall, arms
+from .arms import PRIMARY, Arm, Overall, arms
 
 PROGRAMS = ("train", "forward", "generate")
 """Workloads whose rows show a technique's time."""
@@ -73,6 +73,8 @@ class Quality(msgspec.Struct, frozen=True):
     case: str
     step: int | None
     run: str
+    arm: Arm
+    """Whose verdict it is: it has one for each step too."""
 
 
 class Bought(msgspec.Struct, frozen=True):
@@ -165,7 +167,7 @@ def qualities(journals: Iterable[Journal]) -> Mapping[str, Quality]:
             known = found.get(key)
             if known is None or (step or 0) > (known.step or 0):
                 model = str(record.case.options.get("model", arm.case))
-                found[key] = Quality(arm.overall, model, step, journal.header.run)
+                found[key] = Quality(arm.overall, model, step, journal.header.run, arm)
     return found
 
 

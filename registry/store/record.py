@@ -366,6 +366,13 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     note: str | None = None
     """What somebody noted when asking for the run."""
 
+    @property
+    def exchanged(self) -> frozenset[tuple[str, str, str]]:
+        """Operator, case and implementation of the rows that stand for an exchange of a part: what they are worth
+        is said beside their base, and they are nobody's baseline.
+        """
+        return frozenset((x.program, x.step, x.system) for x in self.exchanges)
+
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="header"):
     """First line of a journal: which run this is and where it was made.

@@ -19,13 +19,14 @@ from typing import Any
 import msgspec
 
 from ..analysis.rows import Row, described, rows
+from ..analysis.worth import Worth, worths
 from ..errors import InputError
 from ..store.journal import Journal, encode
 from ..store.record import Line
 from ..store.transfer import checked_run, whole_lines
 from ..views.looks import look
 
-LAYOUT = 3
+LAYOUT = 4
 """Raised when an entry's content changes for the same journal, so that old entries are replaced."""
 
 CONDITIONS = ("gpu", "cpu", "driver", "cuda", "torch", "triton")
@@ -42,6 +43,15 @@ _FIELDS: Mapping[str, str] = {
 """What a row says of its primary metric beside the metric itself. The prefix makes a section of charts; the UI
 sorts them by alphabet.
 """
+
+_WORTH: Mapping[str, str] = {
+    "alone": "alone",
+    "expected": "expected",
+    "measured": "measured",
+    "measured_ci_low": "low",
+    "measured_ci_high": "high",
+}
+"""What the row of a system whose part was exchanged says of that part, all ratios to the base's time."""
 
 _NAME_LENGTH = 250  # of a run in a server's database; the whole names are tags
 _TAG_LENGTH = 2000  # MLflow cuts longer tags with no more than a warning; the whole reason is in the journal
@@ -88,9 +98,13 @@ def entries(journal: Journal) -> tuple[Entry, ...]:
     checked_run(journal.header.run)
     found = rows(journal)
     created = _milliseconds(journal)
+    worth = {(x.exchange.program, x.exchange.step, x.exchange.system): x for x in worths(journal)}
     # The UI draws the ten newest first: descending times put the rows on screen in their own order,
     # implementations of a case side by side.
-    return tuple(_entry(journal, row, created + len(found) - place) for place, row in enumerate(found))
+    return tuple(
+        _entry(journal, row, worth.get((row.operator, row.case, row.implementation)), created + len(found) - place)
+        for place, row in enumerate(found)
+    )
 
 
 def summary(journal: Journal) -> Entry:
@@ -141,7 +155,7 @@ def _common(journal: Journal) -> dict[str, str]:
     return {name: value for name, value in tags.items() if value}
 
 
-def _entry(journal: Journal, row: Row, start_ms: int) -> Entry:
+def _entry(journal: Journal, row: Row, worth: Worth | None, start_ms: int) -> Entry:
     hot = " hot" if row.cache == "hot" else ""
     own: dict[str, str | None] = {
         "kind": "row",
@@ -162,7 +176,8 @@ def _entry(journal: Journal, row: Row, start_ms: int) -> Entry:
         "mlflow.runColor": look(row.implementation, row.provider).hexadecimal,
     }
     tags = _common(journal) | {name: value for name, value in own.items() if value}
-    said = msgspec.json.encode([LAYOUT, tags, row])
+    # What a part is worth hangs on other rows too.
+    said = msgspec.json.encode([LAYOUT, tags, row] if worth is None else [LAYOUT, tags, row, worth])
     return Entry(
         identity="/".join(msgspec.structs.astuple(row.identity)),
         # The implementation first: lists and legends of the UI cut a name after some twenty characters.
@@ -173,14 +188,19 @@ def _entry(journal: Journal, row: Row, start_ms: int) -> Entry:
         failed=row.status in _FAILED,
         tags=tags,
         params={name: str(value)[:_PARAM_LENGTH] for name, value in (row.axes | row.options).items()},
-        metrics=_metrics(row),
+        metrics=_metrics(journal, row, worth),
         curves=_curves(journal, row),
     )
 
 
-def _metrics(row: Row) -> dict[str, float]:
+def _metrics(journal: Journal, row: Row, worth: Worth | None) -> dict[str, float]:
     values: dict[str, Any] = {name: getattr(row, source) for name, source in _FIELDS.items()}
+    if worth is not None:
+        values |= {f"worth/{name}": getattr(worth, source) for name, source in _WORTH.items()}
     for name, found in row.metrics.items():
+        # Curves, and lists of what their places are: a median of these is a number of nothing.
+        if journal.metric(name).shown == "never":
+            continue
         unit = (
             ""
             if found.unit in ("", "1")

@@ -197,6 +197,13 @@ def _as_good(trained: Sequence[Arm]) -> Answer:
     reason = (
         "As good: equivalent at every declared step over five seeds at least, in at most 1.05 times the steps."
     )
+    late = dict.fromkeys(
+        x.name
+        for x in trained
+        if x.overall == "inconclusive" and x.points and x.points[-1].found.kind in ("equivalent", "better")
+    )
+    if late:
+        reason += f" Undecided, yet as good after the last step: {', '.join(late)}."
     shares = _shares("as good", len(good), "not as good", len(bad), len(trained))
     return Answer("Is training another way as good?", headline, verdict, reason, tuple(findings[:SHOWN]), shares)
 

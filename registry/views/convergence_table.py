@@ -15,9 +15,12 @@ ABOUT = (
     "bits a byte of the validation text. Equivalent at a step: the 95 % interval of the paired relative "
     "difference lies within the margin, over five seeds at least. Steps ×: how many times as many steps the "
     "arm takes to the loss that the base reaches at 95 % of its steps, at most 1.05. Speed ×: the ratio of "
-    "tokens/s over that of steps. An arm's verdict, in its last row, is the worst of all these."
+    "tokens/s over that of steps. Each step has a verdict of its own; an arm's, in its row of all steps, is the "
+    "worst of these and of the steps that it takes."
 )
 """What a reader of the table must know."""
+ALL = "all"
+"""In place of a step: what is said of the whole curve."""
 HEADINGS = ("arm", "step", "base bits", "arm bits", "difference", "95 %", "steps ×", "speed ×", "verdict")
 _STYLES = {"equivalent": "green", "better": "green", "worse": "red", "failed": "red"}
 
@@ -47,28 +50,27 @@ def convergence_table(journal: Journal) -> Page:
 
 
 def rows_of(x: Arm) -> list[tuple[str, ...]]:
-    """An arm's texts, a row for each declared step, the last one with what is said of the whole curve."""
+    """An arm's texts: a row for each declared step with that step's verdict, and one with what is said of the
+    whole curve and the arm's verdict.
+    """
     if x.overall == "failed":
         return [(x.name, *["–"] * (len(HEADINGS) - 2), x.status if x.status != "ok" else x.overall)]
     found: list[tuple[str, ...]] = []
     for point in x.points:
-        last = point is x.points[-1]
         e = point.found
         interval = "–" if e.low is None or e.high is None else f"{e.low:+.2%} {e.high:+.2%}"
-        found.append(
-            (
-                x.name if point is x.points[0] else "",
-                f"{point.step:,}",
-                f"{point.base:.4f}",
-                f"{point.arm:.4f}",
-                difference(point),
-                interval,
-                f"{x.steps.ratio:.3f}" if last and x.steps and x.steps.ratio is not None else "",
-                f"{x.matched.speedup:.3f}" if last and x.matched else "",
-                x.overall if last else e.kind,
-            )
-        )
-    return found
+        numbers = (f"{point.base:.4f}", f"{point.arm:.4f}", difference(point), interval)
+        found.append(("" if found else x.name, f"{point.step:,}", *numbers, "", "", e.kind))
+    ratio = f"{x.steps.ratio:.3f}" if x.steps and x.steps.ratio is not None else ""
+    speed = f"{x.matched.speedup:.3f}" if x.matched else ""
+    return [*found, ("" if found else x.name, ALL, "", "", "", "", ratio, speed, x.overall)]
+
+
+def by_step(x: Arm) -> str:
+    """An arm's verdict, and behind it that of each step and of the 105 % rule, in words."""
+    parts = [f"{point.step:,} steps {point.found.kind}" for point in x.points]
+    parts += [f"105 % rule {x.steps.kind}"] if x.steps is not None else []
+    return f"{x.overall}: {', '.join(parts)}" if parts else x.overall
 
 
 def _at(steps: list[int]) -> str:

@@ -38,7 +38,7 @@ from .canvas import Axis, marker
 from .comparison_table import RunComparison, compare
 from .convergence import Convergence, convergences, layer_cells
 from .crossing import MEASURES, Contest, contests
-from .grouping import CaseRows, Group, cases, columns, goodness, groups
+from .grouping import CaseRows, Group, cases, columns, goodness, groups, standing_alone
 from .looks import Series, apart, palette
 from .monitor import Monitored, monitored
 from .sizes import Sweep, sweeps
@@ -336,13 +336,14 @@ def _title(runs: Sequence[Run]) -> str:
 def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str, Series], repeated: str) -> Run:
     header = journal.header
     ceilings = Ceilings.of(journal.ceilings)
-    standings = summary.standings(found)
+    alone = standing_alone(journal, found) or found  # all, where a selection is of nothing else
+    standings = summary.standings(alone)
     speedups = tuple(
         (case, case.ours)
-        for case in cases(found)
+        for case in cases(alone)
         if case.ours is not None and case.ours.speedup_vs_best_baseline is not None
     )
-    overall, raced, exchanged = summary.overall(found), contests(journal, found), worths(journal)
+    overall, raced, exchanged = summary.overall(alone), contests(journal, found), worths(journal)
     trained = arms(journal)
     variations = [y.cv_between for x in found if (y := x.get()) is not None and y.cv_between is not None]
     seconds = _seconds(journal)
@@ -358,7 +359,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         overall=overall,
         standings=standings,
         answer=answer(found, overall, raced, exchanged, trained),
-        sections=_sections(journal, found, looks),
+        sections=_sections(journal, alone, looks),
         races=_races(raced),
         scalings=over_gpus.scalings(journal, found, looks),
         slices=sliced(journal),
@@ -366,13 +367,13 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         worths=exchanged,
         convergences=convergences(journal, looks) if found else (),
         speedups=speedups,
-        matrices=tuple((x, _matrices(found, looks, x)) for x in header.metrics if _compared(x, found)),
+        matrices=tuple((x, _matrices(alone, looks, x)) for x in header.metrics if _compared(x, alone)),
         shares=_shares(seconds),
         monitored=monitored(journal),
         wall_s=sum(x.wall_s for x in journal.footers) or None,
         ceilings=ceilings,
         copy_chart=lines.copy_curve(ceilings.copy_ms),
-        rooflines=_rooflines(found, ceilings, looks),
+        rooflines=_rooflines(alone, ceilings, looks),
         against=_against(journal, found, speedups, list(looks)),
         failures=summary.failures(found),
         noise=median(variations) if variations else None,

@@ -13,7 +13,7 @@ from ..store.record import PROVIDER, YARDSTICK, Header
 from . import rivals, summary
 from .convergence_table import convergence_table
 from .crossing import MEASURES, Contest, contests
-from .grouping import CaseRows, Group, columns, groups
+from .grouping import CaseRows, Group, columns, groups, standing_alone
 from .own_step_table import own_step_table
 from .scaling_table import each_table, scaling_table
 from .slices_table import slices_table
@@ -44,7 +44,8 @@ def run_table(journal: Journal, selection: Selection = EVERYTHING, repeated: str
     if not found:
         return [*page, line("Nothing was measured.")]
     found = selection.rows(found)
-    for group in groups(found):
+    compared = standing_alone(journal, found) if selection.everything else found
+    for group in groups(compared):
         if any(case.ok for case in group.cases):
             page += [line(""), _group_table(group, header.metrics)]
     for contest in contests(journal, found):
@@ -65,9 +66,9 @@ def run_table(journal: Journal, selection: Selection = EVERYTHING, repeated: str
         page += [line(""), line("Skipped or failed", style="bold")]
         page += [_failure(x) for x in lost[:MOST_REASONS]]
         page += _left_out(len(lost) - MOST_REASONS, f"kernelmark show {header.run} --json")
-    standings = [x for x in summary.standings(found) if x.compared]
+    standings = [x for x in summary.standings(compared) if x.compared]
     if standings:
-        total = [summary.overall(found)] if len(standings) > 1 else []
+        total = [summary.overall(compared)] if len(standings) > 1 else []
         page += [line(""), _standings_table([*standings, *total], _over_nccl(standings, header))]
     return page
 

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..escape import markdown
 from ..store.journal import Journal
 from ..store.record import EAGER
-from .convergence_table import difference
+from .convergence_table import by_step, difference
 
 NOT_SHOWN = "quality not shown"
 PRECISIONS: Mapping[str, str] = {
@@ -153,8 +153,7 @@ def told(x: Bought) -> str:
 def _verdict(x: Quality | None) -> str:
     if x is None:
         return NOT_SHOWN
-    after = f", {x.step:,} steps" if x.step is not None else ""
-    return f"{x.verdict} ({markdown(x.case)}{after}, run {markdown(x.run)})"
+    return f"{by_step(x.arm)} ({markdown(x.case)}, run {markdown(x.run)})"
 
 
 def _programs(found: Sequence[Bought]) -> list[str]:
@@ -227,7 +226,7 @@ def _stability(journals: Sequence[Journal]) -> str:
         for arm, point in _points(journal)
     ]
     headings = ("steps", "FP16 loss", "FP8 loss", "difference", "our arm", "base", "case")
-    ours = ("base, bits a byte", "arm, bits a byte", "difference", "95 %", "verdict")
+    ours = ("base, bits a byte", "arm, bits a byte", "difference", "95 %", "verdict at the step", "of all steps")
     return _markdown("Numerical stability: asked for, and measured", (*headings, *ours), lines) if lines else ""
 
 
@@ -256,6 +255,7 @@ def _stable(arm: Arm, point: Point) -> tuple[str, ...]:
         difference(point),
         interval,
         e.kind if arm.named else f"{e.kind}; {figures.percent(arm.share)} in 8 bits, no name for it",
+        arm.overall,
     )
 
 
@@ -342,7 +342,7 @@ def _compression(arm: Arm, row: Row) -> tuple[str, ...]:
         figures.percent(row.value("compression_accuracy"), 1),
         "1.0×, 94 %",
         f"{difference(last)} after {last.step:,} steps" if last else figures.DASH,
-        arm.overall,
+        by_step(arm),
     )
 
 

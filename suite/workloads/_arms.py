@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...registry.store.record import EAGER
+from ...registry.store.record import EAGER, PROVIDER
 from .._transformer_engine import Linears
 from ..model import chosen
 from ..operator import in_tf32, torch_dtype
@@ -20,7 +20,7 @@ from ._fp8 import Probe, counted, emulated, entered, rounded
 from ._gated import Gates
 from ._muon import library
 from ._recipe import HYPERPARAMETERS, Recipe
-from ._sparse import Chosen, blocks, causal, left_out, masked, sparse
+from ._sparse import Chosen, blocks, causal, left_out, masked, over_chosen, over_given, sparse
 from ._trainer import PartsTrainer, within
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ MUON = "torch_muon"
 """The optimizer of PyTorch, by the name that a system gives it."""
 WIDE = ("_e5m2", "te_tensorwise", "te_delayed")
 """Ends of the precisions whose gradients are in E5M2; Transformer Engine's recipes of one scale have them so."""
+WIDEST = 256
+"""Dimensions of a head that `attention_sparse` takes at most."""
 ALIKE = 0.05
 """By how much models of equal parameters may differ in them."""
 
@@ -210,16 +212,40 @@ class ArmTrainer(PartsTrainer):
         if not what:
             return masked(lambda q, k: causal(q.shape[2], q.device, ahead=1))
         pattern, _, percent = what.partition("-")
+        if self.assembly.system.base == PROVIDER:
+            return self._by_kernel(pattern, int(percent), device)
         return sparse(self._counted(self.gates or blocks(pattern, int(percent))), r.S, device.type)
+
+    def _by_kernel(self, pattern: str, percent: int, device: torch.device) -> Callable[..., Any]:
+        """By our own `attention_sparse`: what is shown to be as good is the program whose speed is claimed."""
+        r = self.recipe
+        of = next(x for x in r.chosen.model.parts(r.chosen.configuration, r.B, r.S) if x.name == "attention")
+        if of.operator != "attention":
+            raise NotImplementedError(f"attention: attention_sparse is not of what {of.operator} computes")
+        if of.axes["D"] > WIDEST:
+            raise NotImplementedError(
+                f"attention: attention_sparse is of heads of up to {WIDEST} dimensions, not {of.axes['D']}"
+            )
+        options = {"mask": "causal", "pattern": pattern, "sparsity": percent}
+        axes = {x: of.axes[x] for x in ("B", "H", "Hkv", "S", "D")}
+        # Under the operator's name: a system may name another implementation of it, beside one of dense attention.
+        call = self.assembly.call("attention_sparse", "attention_sparse", axes, options, r.dtype, device.type)
+        if pattern in ("dynamic", "learned"):
+            return over_chosen(call, percent, self.gates, self._hear)
+        return over_given(call, self._counted(blocks(pattern, percent)))
 
     def _counted(self, chosen: Chosen) -> Chosen:
         def counted(q: Any, k: Any) -> Any:
             found = chosen(q, k)
-            if self._tiles is not None:
-                self._tiles.append(left_out(found))
+            self._hear(found)
             return found
 
         return counted
+
+    def _hear(self, seen: Any) -> None:
+        """Blocks (…, n, n) of a call of attention."""
+        if self._tiles is not None:
+            self._tiles.append(left_out(seen))
 
     def left_out(self, tokens: torch.Tensor) -> float | None:
         """The share of tiles of 128 × 128 that attention leaves out in a pass of tokens (B, S), counted;

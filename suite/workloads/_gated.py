@@ -47,15 +47,21 @@ class Gates:
         entered(layers, enter)
 
     def __call__(self, q: Any, k: Any) -> Any:
+        q, k = q.detach(), k.detach()
+        chosen = choose(scores(q, k, "causal", *self.both(q, k)), "causal", self.left_out)
+        self.learn(q, k)
+        return chosen
+
+    def both(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's gates of queries (H, D, G) and of keys (Hkv, D, G), in their dtype."""
+        return _gates.both(self._own(q, k)[0].to(q.dtype), q.shape[1])
+
+    def learn(self, q: torch.Tensor, k: torch.Tensor) -> None:
+        """One step on the first sequence, in a pass that trains and where rows have a choice."""
         import torch
 
-        q, k = q.detach(), k.detach()
-        own = self._own(q, k)
-        gates = _gates.both(own[0].to(q.dtype), q.shape[1])
-        chosen = choose(scores(q, k, "causal", *gates), "causal", self.left_out)
-        if self.learns and torch.is_grad_enabled() and chosen.shape[-1] >= LEAST:
-            self._learn(q[:1], k[:1], own)
-        return chosen
+        if self.learns and torch.is_grad_enabled() and -(-q.shape[2] // _gates.BLOCK) >= LEAST:
+            self._learn(q[:1], k[:1], self._own(q, k))
 
     def _own(self, q: torch.Tensor, k: torch.Tensor) -> list[torch.Tensor]:
         """The layer's, made when it is first asked for: the same start in every arm and replicate."""

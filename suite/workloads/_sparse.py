@@ -1,4 +1,6 @@
-"""Causal attention of an arm over some blocks of 128 × 128: by a mask of elements, or by FlexAttention."""
+"""Causal attention of an arm over some blocks of 128 × 128: by a mask of elements, by FlexAttention, or by an
+operator `attention_sparse`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from ..operators.attention_sparse import choose, fixed, scores
 if TYPE_CHECKING:
     import torch
     from torch.nn.attention.flex_attention import BlockMask
+
+    from ._gated import Gates
 
 Chosen: TypeAlias = Callable[[Any, Any], Any]
 """Of queries and keys, which blocks are seen: (…, n, n) bool."""
@@ -49,6 +53,35 @@ def by_blocks(chosen: Chosen, flex: Callable[..., Any]) -> Callable[..., Any]:
     def attention(q: Any, k: Any, v: Any, mask: str) -> Any:
         own = block_mask(chosen(q, k), q.shape[2])
         return flex(q, k, v, block_mask=own, enable_gqa=q.shape[1] != k.shape[1])
+
+    return attention
+
+
+def over_given(call: Callable[..., Any], chosen: Chosen) -> Callable[..., Any]:
+    """Attention by an `attention_sparse`, over blocks (n, n) that all heads share."""
+
+    def attention(q: Any, k: Any, v: Any, mask: str) -> Any:
+        given = {"sparsity": 0, "blocks": chosen(q, k)[None], "gate_q": None, "gate_k": None}
+        return call(q=q, k=k, v=v, mask="causal", **given)
+
+    return attention
+
+
+def over_chosen(
+    call: Callable[..., Any], left_out: int, gates: Gates | None, heard: Callable[[Any], None]
+) -> Callable[..., Any]:
+    """Attention by an `attention_sparse` that chooses the blocks itself, by means or behind gates, which learn
+    after their pass's choice. `heard` is told the choice (B, H, n, n).
+    """
+
+    def attention(q: Any, k: Any, v: Any, mask: str) -> Any:
+        gate_q, gate_k = (None, None) if gates is None else gates.both(q.detach(), k.detach())
+        given = {"sparsity": left_out, "blocks": None, "gate_q": gate_q, "gate_k": gate_k}
+        output, seen = call(q=q, k=k, v=v, mask="causal", **given)
+        heard(seen)
+        if gates is not None:
+            gates.learn(q.detach(), k.detach())
+        return output
 
     return attention
 

@@ -360,7 +360,7 @@ WORKLOAD = Converge(
     options={
         "model": tuple(x for model in catalog().models.values() for x in model.configurations),
         "data": (*text.DATA, text.ENCODED),
-        "lr": (1e-3, 2.5e-4, 5e-4, 2e-3, 4e-3),
+        "lr": (1e-3, 2.5e-4, 5e-4, 2e-3, 4e-3, 1.25e-4),
         "target": (2.0, 1.0, 1.2, 1.5, 3.0, 4.0),
     },
     later={"A": 1, "P": 0},

@@ -124,7 +124,14 @@ def test_cases_without_a_cell_are_in_no_part_and_control_nothing():
         cut(plan, few, (1, len(cases) + 1))
 
 
-TRAININGS = plans.load("converge", CATALOG, "cuda")
+LONGER, SHORTER = (plans.load(x, CATALOG, "cuda") for x in ("converge", "converge_continued"))
+TRAININGS = replace(
+    LONGER,
+    cases=LONGER.cases + SHORTER.cases,
+    only={**LONGER.only, **SHORTER.only},
+    systems=tuple({x.name: x for x in (*LONGER.systems, *SHORTER.systems)}.values()),
+)
+"""Of 10,000 steps and of 1,000."""
 ARMS = TRAININGS.cells(CATALOG, "cuda")
 (LONG,) = (x.full_name for x in TRAININGS.cases if (x.axes["N"], x.axes["S"]) == (10000, 512))
 

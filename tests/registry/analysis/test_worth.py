@@ -267,3 +267,50 @@ def test_the_table_of_a_run_and_its_report_have_them() -> None:
     assert "not measured yet" in page
     assert "worth in a model" not in report.render([journal({"torch_compile": [200.0]}, {}, [])])
     assert "1.0526" in render(run_table(made), 120)
+
+
+def test_an_exchanged_system_is_in_no_table_of_the_fastest() -> None:
+    """It is neither a baseline nor ours: its step stands beside its base's, as its worth."""
+    from kernelmark.registry.analysis.peers import peers
+    from kernelmark.registry.analysis.rows import rows
+    from kernelmark.registry.views.tables import run_table
+
+    ours = msgspec.structs.replace(record(STEP, "kernelmark", 0, 195.0), provider="kernelmark")
+    mine = msgspec.structs.replace(record(STEP, "b", 0, 180.0), provider="kernelmark")
+    steps = {"torch_compile": [200.0], "a": [190.0]}
+    made = journal(steps, {"torch": 2.0, "fa4": 1.5}, [exchange("a"), exchange("b")], ours, mine)
+    found = {x.implementation: x for x in rows(made) if x.operator == "train"}
+    assert set(found) == {"torch_compile", "a", "b", "kernelmark"}, "each still is a row"
+    assert found["kernelmark"].best_baseline == "torch_compile"
+    assert found["kernelmark"].speedup_vs_best_baseline == pytest.approx(200 / 195)
+    assert [found[x].speedup_vs_best_baseline for x in "ab"] == [None, None]
+    ((key, rivals),) = peers(made, rows(made)).items()
+    assert (key.implementation, set(rivals)) == ("kernelmark", {"torch_compile"})
+    table, worth = render(run_table(made), 120).split("worth · B4-tiny", 1)
+    assert "torch_compile" in table
+    assert not any(x.split()[:1] in (["a"], ["b"]) for x in table.splitlines())
+    assert "1.0526" in worth
+    page = report.render([made])
+    assert 'data-name="a"' not in page
+
+
+def test_mlflow_has_the_figures_of_worth() -> None:
+    from kernelmark.registry.tracking.entries import entries
+
+    made = journal({"torch_compile": [200.0] * 3, "a": [190.0] * 3}, {"torch": 2.0, "fa4": 1.5}, [exchange("a")])
+    found = {x.tags["implementation"]: x for x in entries(made) if x.tags["operator"] == "train"}
+    worth = {name: x for name, x in found["a"].metrics.items() if name.startswith("worth/")}
+    assert worth == pytest.approx(
+        {
+            "worth/alone": 2 / 1.5,
+            "worth/expected": 200 / 192,
+            "worth/measured": 200 / 190,
+            "worth/measured_ci_low": 200 / 190,
+            "worth/measured_ci_high": 200 / 190,
+        }
+    )
+    assert not any(x.startswith("worth/") for x in found["torch_compile"].metrics)
+    other = journal({"torch_compile": [200.0] * 3, "a": [190.0] * 3}, {"torch": 2.0, "fa4": 1.4}, [exchange("a")])
+    again = {x.tags["implementation"]: x for x in entries(other) if x.tags["operator"] == "train"}
+    assert again["a"].sha256 != found["a"].sha256, "the isolated row is another"
+    assert again["torch_compile"].sha256 == found["torch_compile"].sha256

@@ -865,7 +865,8 @@ def test_a_runs_page_says_whether_another_way_of_training_is_as_good(literal: An
     section = text[text.index('id="convergence"') :]
     section = section[: section.index("</section>")]
     assert [x in section for x in ("+0.10%", "+3.00%", "&lt;b&gt;far", "<b>far")] == [True, True, True, False]
-    assert section.count('class="left good"') == section.count('class="left bad"') == 1
+    # Of each arm its last step's verdict, and its own.
+    assert section.count('class="left good"') == section.count('class="left bad"') == 2
     assert section.count("<path") > 3  # curves in their bands
     here = standings("converge", [(run, x) for x in found])
     (own,) = Pages("Kernels", "today", None, {run.name: NOT_YET}).operator("converge", here, (), [run], (), {})

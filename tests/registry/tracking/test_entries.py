@@ -28,6 +28,18 @@ def test_a_value_at_a_declared_step_has_a_name_that_mlflow_takes(literal: Any) -
     assert not any("@" in x for x in found)
 
 
+def test_a_curve_has_no_median(literal: Any) -> None:
+    """Nor has the list of what its places are."""
+    line = literal.record("torch", 2.0, beside={"loss": (3.0, 2.0), "loss_step": (10.0, 20.0), "peak": 5.0})
+    drawn = (Metric("loss", "bit", shown="never", abscissa="loss_step"), Metric("loss_step", "1", shown="never"))
+    header = literal.journal(line).header
+    header = msgspec.structs.replace(header, metrics=(*header.metrics, *drawn, Metric("peak", "B")))
+    (found,) = entries(Journal(header, (line,)))
+    assert not [x for x in found.metrics if x.startswith("loss")]
+    assert found.curves == {"loss/curve": ((10, 3.0), (20, 2.0))}
+    assert found.metrics["peak/median_B"] == 5.0
+
+
 def test_a_name_is_as_long_as_a_servers_database_takes(literal: Any) -> None:
     record = literal.record("i" * 200, 2.0)
     line = msgspec.structs.replace(record, case=msgspec.structs.replace(record.case, name="c" * 200))

@@ -12,7 +12,7 @@ from kernelmark.registry.detection.arms import arms, differences, rates_tried
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.metric import Equivalence, Metric
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
-from kernelmark.registry.views import convergence_table, lines
+from kernelmark.registry.views import answer, convergence_table, lines
 from kernelmark.registry.views.convergence import layer_cells
 from kernelmark.registry.views.looks import Series
 from kernelmark.registry.views.report import render
@@ -66,6 +66,29 @@ def test_a_loss_at_a_declared_step_is_a_point_and_other_metrics_stand_beside(jou
     (copying,) = found["window"].beside
     assert (copying.metric, copying.found.kind, found["window"].overall) == ("copying_bits", "worse", "equivalent")
     assert [convergence_table.remarks(found[x])[-1] == "named 75 %" for x in ("near", "window")] == [False, True]
+
+
+def test_an_arm_that_is_undecided_early_says_what_it_is_later(journal: Journal) -> None:
+    """Seeds are per cents apart after 1,000 steps: the arm's verdict is undecided, the last step's is not."""
+
+    def early(x: Record) -> Record:
+        if x.measurement is None or x.implementation != "near":
+            return x
+        apart = {"bits_per_byte@1000": (2.0 * (1 + 0.03 * (x.replicate - 2)),)}
+        return replace(x, measurement=replace(x.measurement, samples={**x.measurement.samples, **apart}))
+
+    changed = dataclasses.replace(journal, records=tuple(map(early, journal.records)))
+    (near,) = [x for x in arms(changed) if x.name == "near"]
+    assert near.overall == "inconclusive", "the rule is of all steps"
+    told = "inconclusive: 1,000 steps inconclusive, 2,000 steps equivalent, 105 % rule within"
+    assert convergence_table.by_step(near) == told
+    rows = convergence_table.rows_of(near)
+    assert [(x[0], x[1], x[-1]) for x in rows] == [
+        ("near", "1,000", "inconclusive"),
+        ("", "2,000", "equivalent"),
+        ("", "all", "inconclusive"),
+    ]
+    assert "Undecided, yet as good after the last step: near." in answer._as_good([near]).reason
 
 
 def test_of_a_base_of_0_nothing_is_a_fraction(journal: Journal) -> None:

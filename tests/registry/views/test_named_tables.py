@@ -8,6 +8,8 @@ import pytest
 from kernelmark.registry.analysis.selection import Selection
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.journal import Journal
+from kernelmark.registry.store.metric import Equivalence, Metric
+from kernelmark.registry.store.record import Measurement, Record, Request
 from kernelmark.registry.views import goals, named_tables
 
 
@@ -112,6 +114,48 @@ def test_the_newest_run_that_has_it_counts(literal: Any) -> None:
     new = run(literal, 2.0)
     other = run(literal, 2.0, "gelu", run="20261122-000000-aaaa", created="2026-11-22T00:00:00Z")
     assert standing("RMSNorm", new, other, old).run == new.header.run
+
+
+SPARSE = (
+    {"name": "flex", "changes": {"attention": "static-90"}},
+    {"name": "ours", "base": "kernelmark", "changes": {"attention": "dynamic-90"}},
+    {"name": "half", "base": "kernelmark", "changes": {"attention": "static-50"}},
+)
+
+
+def trained(literal: Any, seeds: int = 5, left_out: float = 0.893, **losses: float) -> Journal:
+    """Arms that end at so many times the bits of dense attention's, a few hundredths of a per cent by seed."""
+    judged = Metric("bits_per_byte", "bit", summary="last", judged=Equivalence(0.0025))
+    metrics = (judged, Metric("left_out", "1", better="neither"))
+    case = literal.case(
+        operator="converge", name="N300", axes={"N": 300}, options={"lr": 1e-3}, primary="bits_per_byte"
+    )
+    out = []
+    for seed in range(seeds):
+        for name, times in {"torch": 1.0, **losses}.items():
+            bits = 1.2 * times * (1 + 1e-4 * ((seed * 7 + len(name)) % 5))
+            seen = Measurement({"bits_per_byte": (bits,), "left_out": (left_out,)}, "own clock")
+            out.append(Record(case, name, "torch", "1", seed, 0, "cold", "ok", None, seen))
+    return literal.journal(*out, replicates=seeds, metrics=metrics, request=Request(systems=SPARSE))
+
+
+def test_sparse_attention_is_asked_of_arms_that_leave_out_as_much(literal: Any) -> None:
+    def found(**given: Any) -> goals.Standing:
+        return standing("Sparse attention", trained(literal, **given))
+
+    earned = found(flex=1.002, ours=1.006, half=1.0)
+    assert earned.verdict == "earned"
+    assert earned.found is not None
+    assert earned.found.value == pytest.approx(0.994, abs=1e-4), "ours, though another's is better"
+    assert earned.found.of == "ours, 89 % left out, bits a byte beside torch's after 300 steps, N300"
+    assert found(flex=1.002, ours=1.03).verdict == "missed"
+    assert found(flex=1.002).verdict == "earned", "another's, where ours was not trained"
+    assert found(ours=1.01).verdict == "undecided", "the bound is within the interval"
+    assert found(ours=1.006, seeds=4).verdict == "undecided"
+    assert found(half=1.0).verdict == "not measured"
+    assert found(ours=1.0, left_out=0.8).verdict == "not measured"
+    told = goals.table([trained(literal, ours=1.006)])
+    assert "| ✓ earned | Sparse attention | 90 % sparse at less than 1 % loss of accuracy | 99.40 % [99.3" in told
 
 
 def at(literal: Any, operator: str, gpus: int, ms: float, name: str = "kernelmark", **fields: Any) -> list[Any]:

@@ -110,7 +110,7 @@ def test_the_tables_as_they_are_printed() -> None:
     text = tables([speed(), learned(), pool()])
     assert line(text, "350M") == [
         "350M", "123.1", "63.4", "1.94×", "52 %", "170.0", "125.0", "1.36× [1.36, 1.36]", "25 %", "float8_rowwise",
-        "B16-S1024-x", "equivalent (gpt2-86m-bytes, 1,000 steps, run learned)",
+        "B16-S1024-x", "equivalent: 1,000 steps equivalent, 105 % rule within (gpt2-86m-bytes, run learned)",
     ]  # fmt: skip
     assert line(text, "by_part") == [
         "by_part", "norms and gates again", "210.0", "0.95× [0.95, 0.95]", "0.95× [0.95, 0.95]",
@@ -123,10 +123,11 @@ def test_the_tables_as_they_are_printed() -> None:
     assert [line(text, f"varying-x | {x}")[-1] for x in ("torch", "torch_expandable")] == ["", "take this"]
     assert line(text, "1,000") == [
         "1,000", "2.347", "2.351", "+0.17 %", "float8_rowwise", "torch", "N1000", "1.2002", "1.2002", "+0.00%",
-        "-0.03% to +0.03%", "equivalent",
+        "-0.03% to +0.03%", "equivalent", "equivalent",
     ]  # fmt: skip
     assert line(text, "N1000 | topk") == [
-        "N1000", "topk", "96.00×", "62.0 %", "1.0×, 94 %", "+10.00% after 1,000 steps", "worse"
+        "N1000", "topk", "96.00×", "62.0 %", "1.0×, 94 %", "+10.00% after 1,000 steps",
+        "worse: 1,000 steps worse, 105 % rule exceeded",
     ]  # fmt: skip
     assert "memory that falls by 35 % is not to be had" in text
 

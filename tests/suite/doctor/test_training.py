@@ -128,8 +128,10 @@ def test_the_table_of_a_run():
         "convergence · N40-lr0.001 · base torch",
         "arm step base bits arm bits difference 95 % steps × speed × verdict",
         "─" * len(lines[2]),
-        "good 40 4.1992 4.1992 +0.00% -0.03% +0.03% 1.000 1.200 equivalent",
-        "bad 40 4.1992 4.8327 +15.09% +15.05% +15.12% 1.053 worse",
+        "good 40 4.1992 4.1992 +0.00% -0.03% +0.03% equivalent",
+        "all 1.000 1.200 equivalent",
+        "bad 40 4.1992 4.8327 +15.09% +15.05% +15.12% worse",
+        "all 1.053 worse",
         "wrong – – – – – – – incorrect",
         "bad: steps: 1.053 times the steps [1.053, 1.053], not reached in 5 of 5 seeds",
         "wrong: verify: the loss is wrong",
@@ -143,7 +145,9 @@ def test_the_learning_rates_that_were_tried():
     tried = tuple(
         record("torch", 0, 1.0 + abs(lr - 2e-3) * 50, case(lr), None) for lr in (2.5e-4, 5e-4, 2e-3, 4e-3)
     )
-    said = rates_tried(replace(found, records=(*found.records, *tried)))
+    # A rate's only seed that the others have not, however lucky, counts for nothing.
+    lucky = record("torch", 7, 0.1, case(2.5e-4), None)
+    said = rates_tried(replace(found, records=(*found.records, *tried, lucky)))
     assert said["N40-lr0.002"] is None
     assert "from the best of 5 tried" in str(said["N40-lr0.00025"])
     assert rates_tried(found) == {}

@@ -362,7 +362,7 @@ def test_patterns_of_equal_density_never_look_ahead(pattern):
 
 def sparse_arms():
     """Every sparse arm of every built-in plan, with the blocks in its sequence."""
-    for name in ("converge", "converge_short", "converge_long", "converge_tiny"):
+    for name in ("converge", "converge_short", "converge_continued", "converge_long", "converge_tiny"):
         plan = plans.load(name, converge.catalog(), "cuda")
         systems = {x.name: x for x in plan.systems}
         for case in plan.cases:
