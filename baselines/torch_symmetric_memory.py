@@ -1,4 +1,5 @@
-"""PyTorch's own kernels over symmetric memory (`torch.ops.symm_mem`), those that need no multicast.
+"""PyTorch's own kernels over symmetric memory (`torch.ops.symm_mem`), those that need no multicast; and NCCL's
+over windows that torch registers.
 
 An array is an ordinary tensor, as a model has it: copying it to symmetric memory is part of the call. What needs
 multicast (`multimem_*`) is no row: it can put GPUs that others share out of service.
@@ -7,6 +8,7 @@ multicast (`multimem_*`) is no row: it can put GPUs that others share out of ser
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +44,7 @@ def _workspaces() -> dict[str, Any]:
 
 def _shared(**inputs: Any) -> int:
     """Bytes of this rank's memory that its peers can read and write now."""
-    there = (*_made, *(x for x in _workspaces().values() if x is not None))
+    there = (*_made, *(x for _, _, x in _registered), *(x for x in _workspaces().values() if x is not None))
     return sum(x.numel() * x.element_size() for x in there)
 
 
@@ -51,6 +53,10 @@ def _forget() -> None:
     _buffer.cache_clear()
     _made.clear()
     _workspaces().clear()
+    _window.cache_clear()
+    for backend, pool, _ in _registered:
+        backend.deregister_mem_pool(pool)  # before its memory goes: NCCL knows it by its address
+    _registered.clear()
 
 
 def _asked(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,12 +99,75 @@ def _two_shot(case: Any) -> Callable[..., Any]:
     return _asked(call)
 
 
+NCCL_WITH_WINDOWS = (2, 27)
+"""The first NCCL that has them."""
+
+_registered: list[tuple[Any, Any, Any]] = []
+"""Windows that are there: who registered one, its pool, and its array."""
+
+
+def _registers(device: Any) -> Any:
+    """NCCL's backend of the default group. Raises NotImplementedError where it registers no windows."""
+    import torch
+    import torch.distributed as dist
+
+    version = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else (0,)
+    if version < NCCL_WITH_WINDOWS:
+        found = ".".join(map(str, version)) if any(version) else "none"
+        raise NotImplementedError(f"windows are NCCL's from 2.27 on, and torch has {found}")
+    for name in ("NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE"):
+        if os.environ.get(name) == "0":
+            raise NotImplementedError(f"{name}=0 leaves NCCL without windows")
+    group = dist.group.WORLD
+    assert group is not None
+    backend = group._get_backend(device)
+    if "symm" not in (getattr(getattr(backend, "register_mem_pool", None), "__doc__", None) or ""):
+        raise NotImplementedError(
+            f"torch {torch.__version__} registers no windows: its {type(backend).__name__} has no "
+            "register_mem_pool(symm=True)"
+        )
+    return backend
+
+
+@functools.cache
+def _window(elements: int, dtype: Any, device: Any) -> Any:
+    """An array of NCCL's own allocator, in a pool that all ranks have registered as a window of the group.
+
+    A pool for each: what is registered is what is there by then, in all ranks the same.
+    """
+    import torch
+
+    backend = _registers(device)
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        array = torch.empty(elements, dtype=dtype, device=device)
+    backend.register_mem_pool(pool, symm=True)
+    _registered.append((backend, pool, array))
+    return array
+
+
 def _windows(case: Any) -> Callable[..., Any]:
-    """NCCL's own kernels over registered windows."""
-    raise NotImplementedError(
-        "torch registers windows with NCCL only as its symmetric-memory backend NCCL, and a process has one "
-        "backend: CUDA's, whose addresses ours and the rows beside it use"
-    )
+    """NCCL's all-reduce of an array in a registered window, for which it has kernels that read and write peers'
+    memory; whether it takes them is its own choice. The sum lies in the window, as torch's does that is in place.
+    """
+    import torch
+    import torch.distributed as dist
+
+    _registers(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu")
+
+    def out_of_place(x: Any, place: str) -> Any:
+        array = _window(x.numel(), x.dtype, x.device)
+        array.copy_(x)
+        dist.all_reduce(array)
+        return array
+
+    def in_place(x: Any, place: str) -> Any:
+        array = _window(x.numel(), x.dtype, x.device)
+        array.copy_(x)
+        dist.all_reduce(array, dist.ReduceOp.AVG)
+        return x.copy_(array)
+
+    return _asked(out_of_place if case.options["place"] == "out" else in_place)
 
 
 def _low_contention_all_gather(case: Any) -> Callable[..., Any]:

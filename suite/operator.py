@@ -31,6 +31,7 @@ __all__ = ["BYTES", "DTYPES", "Definition", "Grid", "Inputs", "Operator", "Optio
 
 Inputs: TypeAlias = "dict[str, Any]"
 Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"
+Gather: TypeAlias = "Callable[[torch.Tensor], list[torch.Tensor]]"
 
 DTYPES: Mapping[str, str] = {
     "bf16": "bfloat16",
@@ -79,18 +80,20 @@ def exponentials_of(flops: Callable[[Case], int]) -> Callable[[Case], int]:
     return exponentials
 
 
-class Tolerance(msgspec.Struct, frozen=True):
+class Tolerance(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """What still counts as the same answer, against a reference in higher precision.
 
     `norm` bounds ‖out − ref‖ / ‖ref‖ of each output; `absolute` and `relative` bound every element:
     |out − ref| ≤ absolute · s + relative · |ref|, with s the root mean square of the reference, so that the
     bound means the same at every scale of the inputs. Of outputs of ten million elements and more a few may pass
-    that bound, by no more than tenfold (`measure/verify.py`).
+    that bound, by no more than tenfold (`measure/verify.py`). Where the tolerance is `bounded`, the reference
+    gives behind its outputs as many of the same shapes: what each element may be off beyond that.
     """
 
     norm: float
     absolute: float
     relative: float
+    bounded: bool = False
 
 
 TOLERANCES: Mapping[str, Tolerance] = {
@@ -109,11 +112,14 @@ class Sharding:
       makes the whole of all ranks' parts again.
     * `part(answer, case, rank)` gives what a rank's call must return of an output of the reference; where it is
       left out, outputs lie as inputs do. Gradients lie as their inputs, gradients of outputs as the outputs.
+    * `across(outputs, gathered)` makes of a rank's outputs, as `results` gives them, what only all ranks' together
+      can be held against the reference; `gathered(tensor)` gives every rank's, by rank, and is called in step.
     """
 
     split: Callable[[torch.Tensor, Case, int], torch.Tensor]
     join: Callable[[list[torch.Tensor], Case], torch.Tensor]
     part: Callable[[torch.Tensor, Case, int], torch.Tensor] | None = None
+    across: Callable[[list[torch.Tensor], Gather], list[torch.Tensor]] | None = None
 
     def of_output(self, answer: torch.Tensor, case: Case, rank: int) -> torch.Tensor:
         """What a rank must return of an output."""
@@ -255,7 +261,8 @@ class Operator(Definition):
         functions = (self.inputs, self.reference, self.results, *self._varied(case))
         gradients = () if case.pass_ == "forward" else self.gradients
         if self.sharding is not None:
-            functions = (*functions, self.sharding.split, self.sharding.join, self.sharding.part)
+            across = () if self.sharding.across is None else (self.sharding.across,)
+            functions = (*functions, self.sharding.split, self.sharding.join, self.sharding.part, *across)
         if (sampled := self.in_part(case)) is not None:
             functions = (*functions, sampled.lay, sampled.rows)
         return (*functions, self.tolerance(case), gradients, self.in_place, self.fp32_reference)

@@ -44,18 +44,20 @@ def all_reduce_quantized(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(sum over ranks of x + residual, new residual), both like `x`.
 
-    x (N,) in bf16, fp16 or fp32, N a multiple of 128 · world, the same in all ranks of the default process group;
-    residual fp32 (N,): zeros at first, then what the last call gave; scheme "int8" or "fp8", of E4M3, the same in
-    all ranks. Every rank must call it. Raises TypeError for a wrong dtype, ValueError for a wrong shape or scheme,
-    NotImplementedError for E4M3 on a GPU without it.
+    x (N,) in bf16, fp16 or fp32, N the same in all ranks of the default process group; residual fp32 (N,): zeros
+    at first, then what the last call gave; scheme "int8" or "fp8", of E4M3, the same in all ranks. Where N is no
+    multiple of 128 · world both are copied, with zeros up to one. Every rank must call it. Raises TypeError for a
+    wrong dtype, ValueError for a wrong shape or scheme, NotImplementedError for E4M3 on a GPU without it.
     """
     check("x", x, dim=1)
     check("residual", residual, dtypes=(torch.float32,), shape=x.shape, like=x)
     choice("scheme", scheme, ("int8", "fp8"))
     world, rank = dist.get_world_size(), dist.get_rank()
     N = x.numel()
-    if N % (GROUP * world):
-        raise ValueError(f"x has {N} elements, expected a multiple of {GROUP} for each of {world} ranks")
+    if more := -N % (GROUP * world):
+        x, residual = (torch.nn.functional.pad(y, (0, more)) for y in (x, residual))
+        out, rest = all_reduce_quantized(x, residual, scheme)
+        return out[:N], rest[:N]
     shared = symmetric_if_any(dist.group.WORLD, x.device, PROGRAMS, pushed_bytes(N)) if N else None
     if shared is not None:
         return pushed(x, residual, shared, scheme)

@@ -18,8 +18,10 @@ def all_reduce_quantized(
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     N = x.numel()
-    if N % (GROUP * world):
-        raise ValueError(f"x has {N} elements, expected a multiple of {GROUP} for each of {world} ranks")
+    if more := -N % (GROUP * world):
+        x, residual = (torch.nn.functional.pad(y, (0, more)) for y in (x, residual))
+        out, rest = all_reduce_quantized(x, residual, scheme)
+        return out[:N], rest[:N]
     values, scales, rest = _quantized((x.float() + residual).view(-1, GROUP), scheme)
     theirs, their_scales = torch.empty_like(values), torch.empty_like(scales)
     dist.all_to_all_single(_bytes(theirs), _bytes(values))

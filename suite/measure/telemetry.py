@@ -36,6 +36,8 @@ SETTLED_S = 1.0
 second."""
 LOOK_S = 0.005
 """Between two looks at the energy counter beside other work."""
+BESIDE_S = 0.1
+"""Between two readings beside work that others do."""
 READINGS_S = 0.02
 """Power, temperature and utilization are read at most this often: the board does not renew them faster."""
 
@@ -322,6 +324,28 @@ class Watch:
             looking.join()
         if len(counter.steps) > 1:
             self._spans.append((counter.steps[0], counter.steps[-1]))
+
+    @contextlib.contextmanager
+    def beside(self, every_s: float = BESIDE_S) -> Iterator[None]:
+        """Reads beside work that has no place to read in between: another process's, or steps queued ahead."""
+        if self._nvml is None:
+            yield
+            return
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(every_s):
+                self.read()
+
+        self.read()
+        looking = threading.Thread(target=look, name="telemetry", daemon=True)
+        looking.start()
+        try:
+            yield
+        finally:
+            done.set()
+            looking.join()
+            self.read()
 
     def metrics(self) -> dict[str, float]:
         """The board's state by the names of metrics, a number each; what did not answer is left out, and power and

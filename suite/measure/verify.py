@@ -55,10 +55,14 @@ FAR = 10.0
 def deviation(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor], tolerance: Tolerance) -> float:
     """The relative norm of the deviation, the largest over outputs. Raises `Incorrect`.
 
-    NaN and infinity pass only where the reference has the same.
+    NaN and infinity pass only where the reference has the same. Where the tolerance is `bounded`, the second half
+    of the references are bounds of the first's elements.
     """
     import torch
 
+    bounds: Sequence[torch.Tensor] = ()
+    if tolerance.bounded:
+        bounds, references = references[len(references) // 2 :], references[: len(references) // 2]
     if len(outputs) != len(references):
         raise Incorrect(f"{len(outputs)} outputs where the reference has {len(references)}")
     worst = 0.0
@@ -72,12 +76,14 @@ def deviation(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor
         if output.numel() == 0:
             continue
         got = output.to(reference.dtype)
+        allowed = bounds[index] if bounds else None
         finite = torch.isfinite(reference)
         if not bool(finite.all()):
             same = (got == reference) | (torch.isnan(got) & torch.isnan(reference))
             if not bool(same[~finite].all()):
                 raise Incorrect(f"{name} differs from the reference where that is not finite")
             got, reference = got[finite], reference[finite]
+            allowed = None if allowed is None else allowed[finite]
             if reference.numel() == 0:
                 continue
         difference = (got - reference).abs()
@@ -91,6 +97,7 @@ def deviation(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor
             raise Incorrect(f"{name}: relative error {error:.3g}, allowed {tolerance.norm:.3g}")
         scale = norm / reference.numel() ** 0.5
         bound = tolerance.relative * reference.abs() + tolerance.absolute * scale
+        bound = bound if allowed is None else bound + allowed
         outside = int((difference > bound).sum())
         few = outside <= STRAGGLERS * difference.numel()
         if outside and not (few and bool((difference <= FAR * bound).all())):

@@ -341,7 +341,9 @@ class Workbench:
     def comparable(self, result: Any, left: Inputs | None = None) -> list[torch.Tensor]:
         """A result in the form of the reference. `left` takes the place of inputs that were updated since."""
         if self.operator.results is not None and self.case.pass_ == "forward":
-            return flat(self.operator.results(result, {**self.inputs, **(left or {})}))
+            found = flat(self.operator.results(result, {**self.inputs, **(left or {})}))
+            across = None if self.operator.sharding is None else self.operator.sharding.across
+            return found if across is None else across(found, self.group.gathered)
         return _known(self.operator, self.case, flat(result), self.group.rank)
 
 

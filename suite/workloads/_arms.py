@@ -26,6 +26,8 @@ from ._trainer import PartsTrainer, within
 if TYPE_CHECKING:
     import torch
 
+    from ..measure.telemetry import Watch
+
 LARGEST_FIRST_SCALE = 2.0**16
 """Of the loss in fp16: with this PyTorch's own scaler begins."""
 GROWN = 2000
@@ -100,6 +102,9 @@ def first_scale(r: Recipe) -> float:
 
 class ArmTrainer(PartsTrainer):
     """A trainer that changes what its system says."""
+
+    board: Watch | None = None
+    """What the board said beside its steps."""
 
     def __init__(self, recipe: Recipe, assembly: Assembly) -> None:
         if (assembly.system.changes.optimizer == MUON) != bool(recipe.hidden):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ..measure.telemetry import Watch
 from ..measure.verify import Incorrect
 from ..model import draw, gains
 from ..operator import torch_dtype
@@ -149,13 +150,15 @@ class Training:
         points = set(validated(self.steps))
         saves = {round(x * self.steps / CHECKPOINTS) for x in range(1, CHECKPOINTS)}
         self._begin()
-        for step in range(self.progress.step, self.steps):
-            self._step(step, step in looks)
-            self.progress.step = step + 1
-            if step + 1 in points:
-                self._validate()
-            if step + 1 in saves:
-                self._save()
+        self.trainer.board = Watch(self.session.device.nvml)
+        with self.trainer.board.beside():
+            for step in range(self.progress.step, self.steps):
+                self._step(step, step in looks)
+                self.progress.step = step + 1
+                if step + 1 in points:
+                    self._validate()
+                if step + 1 in saves:
+                    self._save()
         self.no_leak()
         return self.progress
 

@@ -240,9 +240,11 @@ def measure(case: Case, system: ArmTrainer, session: Session, expected: answer.E
 
 
 def measured(case: Case, system: ArmTrainer, session: Session, expected: answer.Expected) -> Measurement:
-    """One arm, by what its text is of."""
+    """One arm, by what its text is of; with what the board said beside its steps."""
     how = measured_tokens if case.options["data"] == text.ENCODED else measure
-    return how(case, system, session, expected)
+    found = how(case, system, session, expected)
+    telemetry = None if system.board is None else system.board.telemetry()
+    return msgspec.structs.replace(found, telemetry=telemetry)
 
 
 def measured_tokens(case: Case, system: ArmTrainer, session: Session, expected: answer.Expected) -> Measurement:

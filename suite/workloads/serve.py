@@ -36,6 +36,7 @@ from .forward import Inference, catalog, read
 
 if TYPE_CHECKING:
     from ..measure.session import Session
+    from ..measure.telemetry import Nvml, Watch
     from ..model import Chosen
 
 METRICS = (
@@ -120,6 +121,24 @@ METRICS = (
         about="Share that met, by rate tried.",
     ),
     Metric("probe_rate", "requests/s", better="neither", shown="never", about="The rates that `probe_met` is of."),
+    *(
+        Metric(
+            f"probe_{name}_p99",
+            "ms",
+            shown="never",
+            abscissa="probe_rate",
+            about=f"99th percentile of {name.upper()}, by rate tried; a request that did not end well counts as "
+            "what one may take.",
+        )
+        for name in ("ttft", "tpot")
+    ),
+    Metric(
+        "probe_saturated",
+        "1",
+        shown="never",
+        abscissa="probe_rate",
+        about="1 where the backlog grew to the load's end, else 0; by rate tried.",
+    ),
     Metric("failed", "1", summary="mean", about="Share of all requests that did not end well; a reason says how."),
     Metric(
         "backlog",
@@ -354,12 +373,24 @@ class NoneWell(children.ServerFailed):
 class Run:
     """One start of one server."""
 
+    nvml: Nvml | None = None
+    """The board that the server is on, as far as is known: not of one that was there already."""
+    watch: Watch | None = None
+    """Of the last load."""
+    watched: Watch | None = None
+    """Of the load that is recorded."""
+
     def __init__(self, case: Case, system: Any, session: Session, folder: Path) -> None:
         self.case, self.system, self.session = case, system, session
         self.load, self.limits = read_load(case), limits(case)
         self.to_check: list[tuple[str, load.Asked, Seen]] = []
         self.searched: Search | None = None
         self.found: Loaded | None = None
+        self.probes: list[tuple[float, float, float, bool]] = []
+        """Of each rate that a search tried, with the 99th percentiles of first token and time a token, and whether
+        it was saturated.
+        """
+        self.nvml = None if getattr(system, "url", None) else session.device.nvml
         begin = time.monotonic()
         self.server = start(system, Order(case, read(case), session, self.load, folder))
         self.start_ms = (time.monotonic() - begin) * 1e3
@@ -423,9 +454,13 @@ class Run:
 
     def loaded(self, wanted: load.Load, number: int = 0) -> Loaded:
         """One load from begin to end."""
+        from ..measure.telemetry import Watch
+
         asked = wanted.draw(self.session.seed + 2 + number)
         rate = wanted.rate or float(wanted.users)
-        seen, late, begin = self.ask(asked, wanted.users, rate * wanted.output)
+        self.watch = Watch(self.nvml)
+        with self.watch.beside():
+            seen, late, begin = self.ask(asked, wanted.users, rate * wanted.output)
         self._well(seen)
         users = {x.number: x.user for x in asked} if wanted.users else None
         window = latencies.window(seen, users)
@@ -446,7 +481,7 @@ class Run:
                 f"{served:.3g} requests/s were answered"
             )
         self._well(found.counted, " of the steady window")
-        self.found = found
+        self.found, self.watched = found, self.watch
 
     def search(self) -> None:
         """The highest rate that meets the limits. No rate is tried that may take longer than is left: what is
@@ -468,14 +503,18 @@ class Run:
             except NoneWell as error:  # too much for this server, which may do well at a lower rate
                 none_well = error
                 search.tell(0.0, met=False)
+                self.probes.append((wanted.rate, TIMEOUT_S * 1e3, TIMEOUT_S * 1e3, True))  # all of it waited
                 continue
             answered = True
             counted = found.counted
             share = sum(latencies.meets(x, self.limits) for x in counted) / max(1, len(counted))
             met = latencies.within(counted, self.limits) and not found.saturated
             search.tell(share, met)
+            first = latencies.tail(counted, latencies.first_token, TIMEOUT_S)
+            each = latencies.tail(counted, latencies.token_time, TIMEOUT_S)
+            self.probes.append((wanted.rate, first, each, found.saturated))
             if met:
-                self.found = found
+                self.found, self.watched = found, self.watch
         if none_well is not None and not answered:
             count = len(search.tried)
             raise NoneWell(f"{none_well}" + f"; nor at any other of the {count} rates tried" * (count > 1))
@@ -531,8 +570,13 @@ class Run:
             samples["slo_rate"] = rounded([self.searched.low])
             samples["probe_rate"] = rounded([x for x, _ in met])
             samples["probe_met"] = rounded([y for _, y in met])
+            probes = sorted(self.probes)
+            samples["probe_ttft_p99"] = rounded([first for _, first, _, _ in probes])
+            samples["probe_tpot_p99"] = rounded([each for _, _, each, _ in probes])
+            samples["probe_saturated"] = rounded([float(over) for _, _, _, over in probes])
             said += (self.searched.said,) if self.searched.said else ()
-        return Measurement(samples=samples, timer="monotonic", remarks=said)
+        telemetry = None if self.watched is None else self.watched.telemetry()
+        return Measurement(samples=samples, timer="monotonic", telemetry=telemetry, remarks=said)
 
 
 def assemble(case: Case, assembly: Assembly) -> PartsServes:

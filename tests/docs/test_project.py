@@ -90,7 +90,8 @@ def test_what_a_marker_says_is_run_each_night_is():
     text = (HERE / ".github/workflows/nightly.yml").read_text()
     markers = "\n".join(PROJECT["tool"]["pytest"]["ini_options"]["markers"])
     told = re.findall(r"`make (test-[a-z]+)`, each night", markers)
-    assert sorted(told) == sorted(re.findall(r"\bmake (test-[a-z]+)", text))
+    # Tests of endpoints have no marker: they are in `make test` too, but for what the providers' SDKs do.
+    assert sorted([*told, "test-endpoints"]) == sorted(re.findall(r"\bmake (test-[a-z]+)", text))
     by_hand = re.findall(r"`make (test-[a-z]+)`, by hand", markers)
     assert not any(x in y.read_text() for x in by_hand for y in WORKFLOWS if y.stem != "nightly")
 

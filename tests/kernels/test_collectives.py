@@ -23,6 +23,7 @@ from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators import all_gather, reduce_scatter
+from kernelmark.suite.operators import all_reduce_quantized as quantizing
 
 from ..ranks import Late, array, places, spread
 
@@ -266,17 +267,19 @@ def _steps(group, function, size, steps, scheme="int8"):
 
 
 @pytest.mark.parametrize(
-    ("function", "scheme", "least", "most"),
+    ("function", "scheme", "world", "least", "most"),
     [
-        (all_reduce_quantized, "int8", 1e-4, 0.02),
-        (on_cpu, "int8", 1e-4, 0.02),
-        (all_reduce_quantized, "fp8", 5e-3, 0.05),
-        (on_cpu, "fp8", 5e-3, 0.05),
+        (all_reduce_quantized, "int8", 2, 1e-4, 0.02),
+        (on_cpu, "int8", 3, 1e-4, 0.02),
+        (all_reduce_quantized, "fp8", 3, 5e-3, 0.05),
+        (on_cpu, "fp8", 4, 5e-3, 0.05),
     ],
 )
-def test_what_eight_bits_lose_comes_back(function, scheme, least, most):
-    """Sums over steps and what is still owed make up the exact sums: nothing is lost for good."""
-    world, size = 2, 2 * GROUP * 2
+def test_what_eight_bits_lose_comes_back(function, scheme, world, least, most):
+    """Sums over steps and what is still owed make up the exact sums: nothing is lost for good. Also of a length
+    that is no whole number of groups.
+    """
+    size = 2 * GROUP * 2 + 5
     found = spread(world, _steps, function, size, 3, scheme)
     exact = sum(x[0] for x in found)
     wire, owed = found[0][1], sum(x[2] for x in found)
@@ -321,6 +324,31 @@ def test_the_kernel_and_the_cpu_agree(scheme, step):
     apart = (ours[0][1] - plain[0][1]).abs()
     assert float(apart.max()) <= step
     assert float((apart > 1e-4).float().mean()) < 0.05  # a tie, rounded to the other side
+
+
+def _verified(group, dropped):
+    """How a measurement of sums in eight bits ends, whose residual is given back or not."""
+    case = quantizing.OPERATOR.case({"N": 700, "gpus": 2}, "fp32", "forward", scheme="fp8")
+    bench = Workbench.build(quantizing.OPERATOR, case, torch.device("cpu"), 1, group)
+
+    def call(x, residual, scheme="int8"):
+        out, rest = on_cpu(x, residual, scheme)
+        return out, torch.zeros_like(rest) if dropped else rest
+
+    few = Sampling(min_samples=3, max_samples=3, min_seconds=0, warmup_s=0, energy="never")
+    try:
+        device = Cpu()
+        device.group = group
+        Trial(device, bench, "hot", few, Stages()).run(lambda: call)
+    except Incorrect as error:
+        return str(error)
+    return ""
+
+
+def test_a_residual_that_is_not_kept_is_seen_by_all_ranks_together():
+    """Each alone finds nothing amiss with it."""
+    assert spread(2, _verified, False) == ["", ""]
+    assert all("output 2" in x for x in spread(2, _verified, True))
 
 
 def _in_place(group, case, wrong):

@@ -7,6 +7,7 @@ from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.operators._collective import chunk
 from kernelmark.suite.operators.attention_context_parallel import length
+from kernelmark.suite.workloads._hooks import HOOKS
 
 
 def test_attention_by_a_ring_has_rows_on_several_gpus():
@@ -35,7 +36,7 @@ def test_every_case_can_be_shared():
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("name", ["links", "attention", "long", "train"])
+@pytest.mark.parametrize("name", ["links", "attention", "compression", "long", "train"])
 def test_cuts_are_of_the_plans_and_of_four_gpus(name):
     catalog = Catalog.default()
     whole = {
@@ -45,6 +46,26 @@ def test_cuts_are_of_the_plans_and_of_four_gpus(name):
     assert {x.full_name for x in cut.cases} <= whole
     assert max(x.world for x in cut.cases) == 4
     assert cut.replicates == 1
+
+
+@pytest.mark.parametrize("name", ["distributed", "distributed-compression-4"])
+def test_gradients_in_fewer_bytes_stand_beside_plain_ones(name):
+    """And beside all-reduces of several sizes on as many GPUs: from these comes the link that they pay on."""
+    catalog = Catalog.default()
+    cells = plans.load(name, catalog, "cuda").cells(catalog, "cuda")
+    cases = [(x.case, x.implementation.name) for x in cells]
+    steps: dict[tuple[object, ...], set[object]] = {}
+    for x, who in cases:
+        if x.operator == "train" and not x.axes.get("follow"):
+            place = x.dtype, x.axes["S"], x.options["model"], x.world, who
+            steps.setdefault(place, set()).add(x.options["parallel"])
+    fewer = {place: ways for place, ways in steps.items() if ways & set(HOOKS)}
+    assert {place[3] for place in fewer} >= {2, 4}
+    assert all("ddp" in ways for ways in fewer.values())
+    assert any(ways >= set(HOOKS) for ways in fewer.values())
+    for world in {place[3] for place in fewer}:
+        reduced = (x for x, who in cases if who == "torch_distributed" and x.operator == "all_reduce")
+        assert len({x.axes["N"] for x in reduced if x.world == world and x.options["place"] == "in"}) > 1
 
 
 def test_what_is_sent_in_fewer_bytes_is_held_to_these():

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from .load import WARM
@@ -146,6 +146,18 @@ def saturated(seen: Sequence[Seen], window: Window) -> bool:
     slope = sum((i - middle) * (y - mean) for i, y in enumerate(counts)) / sum((i - middle) ** 2 for i in range(n))
     arrived = sum(window.holds(x.scheduled) for x in seen)
     return slope * (n - 1) > max(2.0, 2 * math.sqrt(arrived))
+
+
+def tail(seen: Sequence[Seen], of: Callable[[Seen], float | None], most_s: float) -> float:
+    """ms at the 99th percentile of these requests. One that did not end well, or whose tokens the server did not
+    count, is taken to have lasted as long as it may; one without a second token has no time a token.
+    """
+    values = []
+    for x in seen:
+        known = x.outcome == "ok" and x.tokens is not None
+        if (value := of(x) if known else most_s * 1e3) is not None:
+            values.append(value)
+    return nearest_rank(values, 99) if values else 0.0
 
 
 def meets(seen: Seen, limits: tuple[float, float]) -> bool:

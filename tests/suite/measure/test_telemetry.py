@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pynvml
@@ -36,6 +37,20 @@ def test_a_watch_collects_extremes_and_reasons(nvml):
         temperature_c=70,
         reasons=("software power cap", "hardware power brake"),
     )
+
+
+def test_a_watch_reads_beside_what_others_do(nvml):
+    """Before, meanwhile and after; without a board there is nothing to read and no thread."""
+    clocks = [*range(1000, 1100)]
+    watch, seen = Watch(nvml(sm=clocks)), threading.Event()
+    with watch.beside(every_s=0.001):
+        while len(clocks) > 95:
+            seen.wait(0.001)
+    lowest, highest = watch.telemetry().sm_mhz
+    assert (lowest, highest) == (1000, clocks[0] - 1)
+    before = threading.active_count()
+    with Watch(None).beside():
+        assert threading.active_count() == before
 
 
 @pytest.mark.parametrize(("last_s", "known"), [(1.1, True), (0.9, False)])

@@ -77,7 +77,8 @@ def test_an_arm_learns_and_says_how_its_gradients_are(plain):
     assert found["nonfinite"] == (0,)
 
 
-def test_an_arm_goes_on_from_a_checkpoint(arm, catalog, monkeypatch, tmp_path):
+def test_an_arm_goes_on_from_a_checkpoint(arm, catalog, monkeypatch, tmp_path, nvml):
+    """And what the board says beside its steps is kept, a planted one here."""
     monkeypatch.setenv("KERNELMARK_CHECKPOINTS", str(tmp_path))
     axes = {"B": 2, "S": 16, "N": 5, "P": STEPS}
     given = {"model": "gpt2-tiny", "data": "synthetic"}
@@ -94,11 +95,14 @@ def test_an_arm_goes_on_from_a_checkpoint(arm, catalog, monkeypatch, tmp_path):
     with pytest.raises(Unavailable, match="another than where the run was planned"):
         converge.prepare(absent, session)
     made = []
+    session.device.nvml = nvml(sm=[1500], temperature=[61])
     for some in (case, trained):
         system = converge.assemble(
             some, Assembly(System("window", changes=Changes(attention="window-50")), catalog)
         )
-        made.append(converge.measure(some, system, session, None).samples)
+        found = converge.measured(some, system, session, None)
+        made.append(found.samples)
+        assert (found.telemetry.sm_mhz, found.telemetry.temperature_c) == ((1500, 1500), 61)
     assert made[0]["bits_by_step"][0] != made[1]["bits_by_step"][0]
     assert made[0]["bits_per_byte"][0] < made[0]["bits_by_step"][0]
     assert {"last_quarter_bits", "copying_bits", "needle_bits"} < made[0].keys()

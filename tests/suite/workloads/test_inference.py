@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -418,9 +419,11 @@ def load(**options: Any) -> Case:
     return serve.WORKLOAD.case(axes, "fp32", "program", **chosen)
 
 
-def test_a_million_parameters_are_served(catalog: Catalog) -> None:
+def test_a_million_parameters_are_served(catalog: Catalog, nvml: Callable[..., Any]) -> None:
+    """And what the board says meanwhile is kept, a planted one here."""
     case = load()
     given = session()
+    given.device.nvml = nvml(sm=[1500, 1980], temperature=[61])  # type: ignore[misc]  # a CPU has none
     system = serve.assemble(case, Assembly(TORCH, catalog))
     found = serve.measure(case, system, given, serve.prepare(case, given))
     samples = found.samples
@@ -430,6 +433,8 @@ def test_a_million_parameters_are_served(catalog: Catalog) -> None:
     assert len(samples["stamp_end"]) == len(samples["stamp_first"]) == 16
     assert all(a <= b for a, b in zip(samples["stamp_sent"], samples["stamp_first"], strict=True))
     assert samples["output_per_s"][0] > samples["served_per_s"][0] > 0
+    assert found.telemetry is not None
+    assert (found.telemetry.sm_mhz, found.telemetry.temperature_c) == ((1500, 1980), 61)
 
 
 @pytest.mark.parametrize(
@@ -479,6 +484,7 @@ class Limited(serve.Run):
         self.case = load(load="search", axes=axes)
         self.load, self.limits = serve.read_load(self.case), serve.limits(self.case)
         self.searched = self.found = None
+        self.probes, self.start_ms, self.system = [], 1.0, SimpleNamespace(checked=True)
         self.upto, self.left_s, self.session = upto, left_s, self  # type: ignore[assignment]  # its clock
 
     def loaded(self, wanted: Load, number: int = 0) -> serve.Loaded:
@@ -529,6 +535,12 @@ def test_a_search_ends_with_what_is_known(
     assert run.searched is not None
     assert run.found is not None
     assert [x for x, _ in run.searched.tried] == pytest.approx(tried, rel=0.01)
+    samples = run.summarize().samples
+    assert samples["probe_rate"] == pytest.approx(sorted(tried), rel=0.01)
+    for name in ("ttft", "tpot"):  # a rate at which nobody is answered in time has the longest tail there is
+        tails = zip(samples["probe_rate"], samples[f"probe_{name}_p99"], strict=True)
+        assert all((ms == 60e3) == (x > upto) for x, ms in tails)
+    assert samples["probe_saturated"] == (0.0,) * len(tried)
     assert run.searched.low == run.found.wanted.rate == pytest.approx(rate, rel=0.01)
     assert run.left_s > 0
     assert re.search(said, run.searched.said or "")
