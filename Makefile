@@ -152,6 +152,11 @@ pages: $(VENV)/.ready
 	$(WRITE) docs/serving.py --write
 	$(WRITE) docs/peers.py --write
 
+# What its pages look like; docs/pictures.py. Needs Chromium.
+.PHONY: pictures
+pictures: $(VENV)/.tested
+	$(WRITE) docs/pictures.py
+
 format: $(VENV)/.tested
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

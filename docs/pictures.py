@@ -1,0 +1,133 @@
+"""Makes the pictures of the pages that kernelmark writes, from journals of `registry/reference/`: `make pictures`.
+
+    python docs/pictures.py           makes all
+    python docs/pictures.py NAME …    makes these
+
+A site of all journals and reports of some runs are written to a scratch folder, and a headless Chromium takes
+pictures of them. Pages have few colors, so that a palette keeps pictures small. They are looked at by
+people and held to nothing: a font of another machine is another picture.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RECORDS = HERE.parent / "registry" / "reference"
+PICTURES = HERE / "pictures"
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A part of a page: of a `page` of the site, or of the report of a run, seen through a window."""
+
+    page: str
+    width: int
+    height: int
+    dark: bool = False
+    scripts: bool = True
+
+
+SITE = {
+    "site-overview": Picture("index.html", 1280, 1500),
+    "site-overview-dark": Picture("index.html", 1280, 900, dark=True),
+    "site-operator": Picture("operator/matmul.html", 1280, 1200),
+    "site-phone": Picture("index.html", 390, 1200),
+    "site-no-scripts": Picture("operator/rms_norm.html", 1280, 900, scripts=False),
+    "site-serving": Picture("serving.html", 1280, 1600),
+    "site-scaling": Picture("scaling.html", 1280, 1200),
+}
+REPORTS = {
+    "report": ("20261121-105936-48c0", Picture("", 1400, 900)),
+    "report-converge": ("converge-10k", Picture("", 1280, 1500)),
+    "report-serving": ("20261130-093749-1d89", Picture("", 1280, 1500)),
+}
+
+
+def kernelmark(home: Path, *command: str) -> None:
+    """Runs the command line of this checkout."""
+    variables = {**os.environ, "KERNELMARK_HOME": str(home)}
+    command = (sys.executable, "-m", "kernelmark.suite", *command)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=variables)
+
+
+def address_of(page: Path, picture: Picture) -> str:
+    """Of a page, or of the same without its scripts beside it: what takes pictures needs them itself."""
+    if picture.scripts:
+        return page.as_uri()
+    without = page.with_suffix(".without.html")
+    text = re.sub(r"<script\b.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    without.write_text(re.sub(r"</?noscript>", "", text), encoding="utf-8")
+    return without.as_uri()
+
+
+def taken(browser: str, address: str, picture: Picture, to: Path, scratch: Path) -> None:
+    """One picture as PNG."""
+    command = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+    ]
+    command += ["--disable-background-networking", f"--user-data-dir={scratch / 'profile'}"]
+    command += [f"--window-size={picture.width},{picture.height}", "--virtual-time-budget=20000"]
+    command += ["--force-dark-mode"] if picture.dark else []
+    subprocess.run([*command, f"--screenshot={to}", address], check=True, capture_output=True, timeout=120)
+    _reduced(to)
+
+
+def _reduced(picture: Path) -> None:
+    """The same of few colors, where Pillow is there to do it."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return
+    with Image.open(picture) as whole:
+        # By coverage: a color of a few dots counts as much as the ground.
+        whole.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
+
+
+def main(wanted: list[str]) -> int:
+    """Makes all pictures, or those wanted."""
+    browser = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if browser is None:
+        print("no Chromium here: apt-get install chromium", file=sys.stderr)
+        return 2
+    names = wanted or [*SITE, *REPORTS]
+    if unknown := [x for x in names if x not in SITE | REPORTS]:
+        print(f"unknown: {', '.join(unknown)}; there are {', '.join([*SITE, *REPORTS])}", file=sys.stderr)
+        return 2
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        if any(x in SITE for x in names):
+            kernelmark(scratch, "site", str(RECORDS), "--output", str(scratch / "site"), "--journals", "none")
+        for name in names:
+            to = PICTURES / f"{name}.png"
+            if name in SITE:
+                picture = SITE[name]
+                address = address_of(scratch / "site" / picture.page, picture)
+            else:
+                run, picture = REPORTS[name]
+                page = scratch / f"{name}.html"
+                for journal in sorted(RECORDS.glob(f"{run}*.jsonl.gz")):  # shards are joined
+                    kernelmark(scratch, "import", str(journal))
+                kernelmark(scratch, "report", run, "-o", str(page))
+                address = page.as_uri()
+            taken(browser, address, picture, to, scratch)
+            print(f"{to.relative_to(HERE.parent)}  {to.stat().st_size / 1e3:.0f} kB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
