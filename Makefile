@@ -284,8 +284,7 @@ $(VENV)/.tested: $(VENV)/.ready requirements/test.txt
 
 # A baseline library that cannot share an environment lives in one of its own, .venv-NAME. What has to be built
 # against its torch stands in a second lock, NAME-source.txt. Those for CPUs share the locks of the image cpu.
-ENVIRONMENTS := cutile deepspeed flash_attn flashinfer helion mamba onnxruntime_gpu tilelang torchtitan transformer_engine vllm \
-	xformers
+ENVIRONMENTS := cutile deepspeed flash_attn flashinfer helion mamba onnxruntime_gpu tilelang torchtitan transformer_engine vllm xformers
 CPU_ENVIRONMENTS := neural_compressor onnx
 environment:
 	@test -n "$(filter $(NAME),$(ENVIRONMENTS) $(CPU_ENVIRONMENTS))" || \

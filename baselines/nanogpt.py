@@ -72,9 +72,9 @@ class _Gpt:
             self._of, self._model = c, model.to(values.dtype)
             self._call = torch.compile(model) if self._compiled else model
         # Of a CPU's autocast it makes no use either.
-        narrow = values.dtype != torch.float32 and values.is_cuda
+        dtype, narrow = values.dtype, values.dtype != torch.float32 and values.is_cuda
         self._cast: Callable[[], Any] = (
-            (lambda: torch.autocast("cuda", values.dtype)) if narrow else contextlib.nullcontext
+            (lambda: torch.autocast("cuda", dtype)) if narrow else contextlib.nullcontext
         )
         own = self.parameters()
         with torch.no_grad():

@@ -54,9 +54,9 @@ def _forget() -> None:
     _made.clear()
     _workspaces().clear()
     _window.cache_clear()
-    for backend, pool, _ in _registered:
+    while _registered:
+        backend, pool, _array = _registered.pop()
         backend.deregister_mem_pool(pool)  # before its memory goes: NCCL knows it by its address
-    _registered.clear()
 
 
 def _asked(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from kernelmark.registry.analysis.repeated import said
 from kernelmark.registry.analysis.rows import Row, rows
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.journal import Journal, read, read_header
-from kernelmark.registry.store.record import Case, Request
+from kernelmark.registry.store.record import Case
 from kernelmark.registry.store.shards import join
 from kernelmark.registry.views import summary
 from kernelmark.suite.catalog import Catalog
@@ -207,13 +207,6 @@ def record(name: str) -> Any:
     return json.loads((JOURNALS / name).read_bytes())
 
 
-def _planned(case: Case, asked: Request) -> int:
-    """Implementations that a run has of a case; where it names none, those that are the operator's today."""
-    if case.full_name in asked.only:
-        return len(asked.only[case.full_name])
-    return len({x.name for x in _catalog().of_operator(case.operator)}.intersection(asked.implementations))
-
-
 @functools.cache
 def _catalog() -> Catalog:
     return Catalog.default()
@@ -247,14 +240,16 @@ def origin(made: Journal) -> str:
     text = f"Run `{header.run}`: plan `{header.plan}`, {summary.device_name(header)}, commit `{commit}`{named}"
     repeated = f"{said(made, verifications())}. {defined(made)}"
     if any(x.complete for x in made.footers):
-        return f"{text}, {header.replicates} replicates, {repeated}."
+        return f"{text}, {figures.counted(header.replicates, 'replicate')}, {repeated}."
     counts = {x: sum(y.replicate == x for y in made.records) for x in range(header.replicates)}
     if not any(x for replicate, x in counts.items() if replicate):
         asked = header.request
-        planned = sum(_planned(x, asked) for x in asked.cases)
         others = ", the others none" if len(counts) > 1 else ""
-        incomplete = f"The run is not complete: replicate 1 has {counts[0]} of {planned} measurements{others}."
+        # Where the request names no implementations it was those of that day's catalog.
+        named = all(x.full_name in asked.only for x in asked.cases)
+        planned = f" of {sum(len(asked.only[x.full_name]) for x in asked.cases)}" if named else ""
+        incomplete = f"The run is not complete: replicate 1 has {counts[0]}{planned} measurements{others}."
     else:
         last = ", ".join(f"replicate {x + 1} has {counts[x]}" for x in counts if counts[x] < counts[0])
         incomplete = f"The run is not complete: of {counts[0]} measurements, {last}."
-    return f"{text}, {header.replicates} replicates, {repeated}. {incomplete}"
+    return f"{text}, {figures.counted(header.replicates, 'replicate')}, {repeated}. {incomplete}"

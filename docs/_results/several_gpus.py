@@ -40,7 +40,8 @@ def collectives() -> list[str]:
         "ended by a limit of time. Between the two `all_gather` from 32 MiB on has "
         "changed, and again over two GPUs after the first, back to what the second has. "
         f"`{wrong.case}` is {wrong.status}: {wrong.reason}. A rank's own part of the sum is rounded to E4M3 too, "
-        "by a share of the sum, and the bound is of a rank's own values: over four GPUs sums are twice as large.",
+        "by a share of the sum, and the bound was of a rank's own values then: over four GPUs sums are twice as "
+        "large.",
     ]
 
 
@@ -268,8 +269,8 @@ def _side_by_side_of(one_by_one: str, at_once: str) -> list[str]:
     walls = [[x.wall_s for x in journal(run).footers] for run in (one_by_one, at_once)]
     measuring = sum(x.spent_s[y] for x in journal(at_once).footers for y in ("sample", "ceilings")) / sum(walls[1])
     return [
-        f"A plan cut in {count}, each part on a GPU of its own, {defined(journal(at_once))}: one after the other "
-        f"(`{one_by_one}`) in "
+        f"A plan was cut in {count}, each part on a GPU of its own; {defined(journal(at_once))}. One after the "
+        f"other (`{one_by_one}`) the parts ended in "
         f"{figures.number(sum(walls[0]), 3)} s, and at once (`{at_once}`) in "
         f"{figures.number(max(walls[1]), 3)} s, which is {figures.percent(max(walls[1]) / sum(walls[0]))}; the "
         "longest part alone took "

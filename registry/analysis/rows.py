@@ -18,6 +18,7 @@ import numpy as np
 
 from ..store.journal import Journal
 from ..store.metric import Better, Metric
+from ..store.processes import HIGHEST, as_judged, sampled, searches
 from ..store.record import (
     EAGER,
     GPUS,
@@ -192,7 +193,7 @@ class _Group:
     def competes(self) -> bool:
         """Whether its value says how good it is: of a search that kept no rate which it found it does not."""
         return self.metrics[self.primary].better != "neither" and (
-            self.primary == HIGHEST or not _searches(self.first.case)
+            self.primary == HIGHEST or not searches(self.first.case)
         )
 
     @property
@@ -286,28 +287,6 @@ def by_own_limits(found: Sequence[Row]) -> list[Row]:
     return [limited(x) for x in found]
 
 
-SERVE, HIGHEST = "serve", "slo_rate"
-"""The workload of servers, and what its searches find: the highest rate of requests within the objective."""
-
-
-def _searches(case: Case) -> bool:
-    """Whether a case asks for the highest rate."""
-    return case.operator == SERVE and case.options.get("load") == "search"
-
-
-def as_judged(records: Sequence[Record]) -> Sequence[Record]:
-    """The records of a row, of which those of a search are judged by the rate that it found.
-
-    Older journals name how long a request took. Each server was then under the load that it had found itself, the
-    better one under more, so that these times compare nothing.
-    """
-    case = records[0].case
-    if not _searches(case) or any(x.measurement and HIGHEST not in x.measurement.samples for x in records):
-        return records
-    case = msgspec.structs.replace(case, primary=HIGHEST)
-    return [msgspec.structs.replace(x, case=case) for x in records]
-
-
 def _grouped(records: Iterable[Record]) -> list[_Group]:
     """Groups in the order of operators, then in that in which their first replicates were measured."""
     found: dict[tuple[str, str, str, str], list[Record]] = {}
@@ -365,7 +344,7 @@ def _measured(group: _Group, limit: float | None, beside: bool) -> dict[str, Any
     time = group.metrics[case.primary]
     fraction = limit / 1e3 / (time.value / 1e3) if limit and time.value > 0 else None
     clocks = [x.telemetry.sm_mhz for x in measured.values() if x.telemetry is not None and x.telemetry.sm_mhz]
-    samples = sum(len(x.samples[case.primary]) for x in measured.values())
+    samples = sum(len(x.samples[sampled(case, x)]) for x in measured.values())
     return {
         "metrics": group.metrics | derived(case, time) if beside else group.metrics,
         "replicates": len(measured),

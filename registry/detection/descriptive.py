@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..store.processes import by_row
 from ..store.record import Key, Record
 from .noise import Floats
 
@@ -87,7 +88,7 @@ def tukey_outliers(samples: Sequence[float] | Floats) -> int:
 
 def _samples(records: Iterable[Record], rates: Collection[str]) -> dict[Key, list[float]]:
     out: dict[Key, list[float]] = {}
-    for record in records:
+    for record in (x for mine in by_row(records).values() for x in mine):
         if record.measurement is not None:
             sign = -1 if record.case.primary in rates else 1
             out.setdefault(record.identity, []).extend(sign * x for x in record.primary)

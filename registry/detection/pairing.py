@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 
 from ..store.metric import LATENCY, OPERATOR_METRICS, Metric
-from ..store.processes import by_replicate, by_row, measurements, tunings, value
+from ..store.processes import by_replicate, by_row, measurements, sampled, tunings, value
 from ..store.record import PROVIDER, VERSION, Header, Key, Record, ended, versions_count
 from .comparison import Comparison, History, Side
 
@@ -48,7 +48,8 @@ def side(records: Sequence[Record], replicates: int, metrics: Sequence[Metric] =
     status, reason = ended(tuple(numbered.values()))
     primary = records[0].case.primary
     known = {x.name: x for x in metrics}
-    throttled = [len(m.throttled) >= len(m.samples[primary]) > 0 for m in measured if m is not None]
+    case = records[0].case
+    throttled = [len(m.throttled) >= len(m.samples[sampled(case, m)]) > 0 for m in measured if m is not None]
     clocks = [sum(x.sm_mhz) / 2 for m in measured if m and (x := m.telemetry) and x.sm_mhz]
     return Side(
         status=status,

@@ -71,7 +71,7 @@ def import_journal(path: Path, home: Home) -> str:
             if shard is not None:
                 target = path_of(home, run, shard)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                if not target.exists() or _grew(whole_lines(target), lines, run, path):
+                if not target.exists() or _grew(target, lines, run, path):
                     # Joined before it is kept: what does not fit must not stand in the others' way.
                     others = [read(x) for x in shards_of(home, run) if x != target]
                     shards = [*others, parse(b"".join(x + b"\n" for x in lines), path)]
@@ -82,7 +82,7 @@ def import_journal(path: Path, home: Home) -> str:
                 return run
             there = _existing(home, run)
             here = [x.name for x in shards_of(home, run)]
-            if there is None or _grew(whole_lines(there), lines, run, path, here):
+            if there is None or _grew(there, lines, run, path, here):
                 target = home.journal(run)
                 write_whole(target, b"".join(x + b"\n" for x in lines))
                 if there is not None and there != target:
@@ -125,14 +125,15 @@ def _existing(home: Home, run: str) -> Path | None:
     return next((x for x in paths if x.exists()), None)
 
 
-def _grew(
-    there: Sequence[bytes], given: Sequence[bytes], run: str, path: Path, shards: Sequence[str] = ()
-) -> bool:
-    """Whether `given` continues `there`, which these `shards` were joined to; False where it adds nothing."""
+def _grew(kept: Path, given: Sequence[bytes], run: str, path: Path, shards: Sequence[str] = ()) -> bool:
+    """Whether `given`, from `path`, continues the journal `kept`, which these `shards` were joined to; False where
+    it adds nothing.
+    """
+    there = whole_lines(kept)
     shared = min(len(there), len(given))
     if there[:shared] == given[:shared]:
         return len(given) > len(there)
-    old, new = (parse(b"".join(y + b"\n" for y in x), path) for x in (there, given))
+    old, new = (parse(b"".join(y + b"\n" for y in x), of) for x, of in ((there, kept), (given, path)))
     # With some of its shards missing, a run's journal is no beginning of the whole one: both were made anew.
     if old.header.request.missing or new.header.request.missing:
         more = grew(old, new)

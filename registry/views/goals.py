@@ -16,9 +16,10 @@ from ..analysis.peers import peers
 from ..analysis.repeated import said
 from ..analysis.rows import Row, rows
 from ..analysis.scaling import by_each, efficiencies
-from ..analysis.statistics import geometric_mean
+from ..analysis.statistics import geometric_mean, t_quantile
 from ..detection.arms import arms
 from ..detection.convergence import SEEDS
+from ..detection.equivalence import Equivalent
 from ..detection.techniques import settings
 from ..escape import markdown
 from ..store.journal import Journal
@@ -192,7 +193,7 @@ def _sparse(journal: Journal, found: Sequence[Row]) -> Found | None:
     """
     named = settings(journal.header)
     share = {(x.case, x.implementation): x.value("left_out") for x in found}
-    known: list[tuple[bool, Found]] = []
+    known: list[tuple[bool, float, Equivalent, str]] = []
     for arm in arms(journal):
         own = named.get(arm.name)
         if own is None or not own.change("attention").endswith("-90") or not arm.points:
@@ -200,17 +201,27 @@ def _sparse(journal: Journal, found: Sequence[Row]) -> Found | None:
         left_out, last = share.get((arm.case, arm.name)), arm.points[-1]
         if left_out is None or abs(left_out - 0.9) > _NEARLY or last.difference is None:
             continue
-        low, high = (last.found.low, last.found.high) if last.found.pairs >= SEEDS else (None, None)
-        made = Found(
-            1 - last.difference,
-            None if high is None else 1 - high,
-            None if low is None else 1 - low,
+        of = (
             f"{arm.name}, {figures.percent(left_out)} left out, bits a byte beside {arm.base}'s after "
-            f"{last.step:,} steps, {arm.case}",
+            f"{last.step:,} steps, {arm.case}"
         )
-        known.append((own.base == PROVIDER, made))
-    best = max(known, key=lambda x: (x[0], x[1].value), default=None)
-    return best[1] if best is not None else None
+        known.append((own.base == PROVIDER, 1 - last.difference, last.found, of))
+    best = max(known, key=lambda x: x[:2], default=None)
+    if best is None:
+        return None
+    ours, value, found_of, of = best
+    half = _half(found_of, sum(x[0] == ours for x in known))
+    return Found(value, None, None, of) if half is None else Found(value, value - half, value + half, of)
+
+
+def _half(found: Equivalent, among: int) -> float | None:
+    """Half of the 95 % interval of the best among so many: each has one of 1 - 5 % / `among` (Bonferroni), as the
+    best was chosen when all were known. None with fewer seeds than decide.
+    """
+    if found.pairs < SEEDS or found.low is None or found.high is None:
+        return None
+    alone, all_ = (t_quantile(found.pairs - 1, 1 - 0.025 / x) for x in (1, among))
+    return (found.high - found.low) / 2 * all_ / alone
 
 
 _NEARLY = 0.02

@@ -15,8 +15,9 @@ from typing import TypeAlias
 import msgspec
 
 from .. import figures
-from ..analysis.rows import HIGHEST, SERVE, Row
+from ..analysis.rows import Row
 from ..store.journal import Journal
+from ..store.processes import HIGHEST, SERVE
 from ..store.record import GPUS, Key
 from .canvas import CHARACTER, DASHES, FONT, Axis, Canvas, linear_axis, log_axis
 from .charts import WIDTH

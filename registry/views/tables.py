@@ -44,7 +44,7 @@ def run_table(journal: Journal, selection: Selection = EVERYTHING, repeated: str
     if not found:
         return [*page, line("Nothing was measured.")]
     found = selection.rows(found)
-    compared = standing_alone(journal, found) if selection.everything else found
+    compared = standing_alone(journal, found) or found  # all, where a selection is of nothing else
     for group in groups(compared):
         if any(case.ok for case in group.cases):
             page += [line(""), _group_table(group, header.metrics)]

@@ -27,6 +27,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import msgspec
+
 from ..operator import Tolerance
 from .verify import Incorrect, deviation
 from .workbench import Workbench
@@ -229,7 +231,10 @@ class Fresh:
             self._lay(self._kept.exchanged)
             outputs = bench.comparable(self._kept.result)
             again = [x.to(bench.wide) for x in bench.comparable(call())]
-            twice = Tolerance(TWICE * tolerance.norm, TWICE * tolerance.absolute, TWICE * tolerance.relative)
+            if tolerance.bounded:
+                again += [TWICE * x for x in self._references()[len(again) :]]
+            wider = {x: TWICE * getattr(tolerance, x) for x in ("norm", "absolute", "relative")}
+            twice = msgspec.structs.replace(tolerance, **wider)
             with bench.group.together():
                 self._compare(outputs, again, twice)
         self._kept = None

@@ -104,7 +104,9 @@ class ArmTrainer(PartsTrainer):
     """A trainer that changes what its system says."""
 
     board: Watch | None = None
-    """What the board said beside its steps."""
+    """What the board said beside the steps of this process; here, as the text of `measure` is part of what cases
+    of `converge` are known by.
+    """
 
     def __init__(self, recipe: Recipe, assembly: Assembly) -> None:
         if (assembly.system.changes.optimizer == MUON) != bool(recipe.hidden):

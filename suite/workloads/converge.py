@@ -243,7 +243,8 @@ def measured(case: Case, system: ArmTrainer, session: Session, expected: answer.
     """One arm, by what its text is of; with what the board said beside its steps."""
     how = measured_tokens if case.options["data"] == text.ENCODED else measure
     found = how(case, system, session, expected)
-    telemetry = None if system.board is None else system.board.telemetry()
+    watched = getattr(system, "board", None)
+    telemetry = None if watched is None else watched.telemetry()
     return msgspec.structs.replace(found, telemetry=telemetry)
 
 

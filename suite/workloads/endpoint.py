@@ -291,6 +291,8 @@ def _connected(system: Endpoint, url: str | None) -> Iterator[None]:
 def all_of(system: Endpoint, model: str, case: Case, seed: int, most: Caps) -> list[Asked]:
     """The case's requests, the first alone. What comes after a cap is reached is not asked."""
     words, output, requests, users = (case.axes[x] for x in ("words", "output", "requests", "users"))
+    if not users:
+        raise NotImplementedError("nobody asks: users is 0; at least 1 is needed")
     from concurrent.futures import ThreadPoolExecutor
 
     generator = random.Random(f"{seed}/endpoint")
@@ -309,7 +311,7 @@ def all_of(system: Endpoint, model: str, case: Case, seed: int, most: Caps) -> l
         found.append(asked)
         return asked
 
-    with ThreadPoolExecutor(max(1, users)) as pool:
+    with ThreadPoolExecutor(users) as pool:
         list(pool.map(one, range(1, requests)))
     return found
 
@@ -397,7 +399,7 @@ WORKLOAD = OfModel(
         "words": "words of a prompt",
         "output": "tokens of an answer, at the most",
     },
-    least={"users": 1, "requests": 2, "words": 1, "output": 1},
+    least={"requests": 2, "words": 1, "output": 1},
     dtypes=("unstated",),
     bytes=lambda case: 0,
     flops=lambda case: 0,

@@ -187,6 +187,8 @@ TOKEN_S = 0.01
 """What a user waits for a token, about, while others are served too."""
 TRIES = 3
 """A search takes as long as so many loads at its first rate, about: each doubled rate takes half of the time."""
+RECOVERIES = 5
+"""Requests, one after the other, that a server is asked after a rate at which none ended well."""
 KEPT = 0.25
 """Share of the time that a search finds left at its begin, which it leaves for the check of the answers."""
 
@@ -504,6 +506,7 @@ class Run:
                 none_well = error
                 search.tell(0.0, met=False)
                 self.probes.append((wanted.rate, TIMEOUT_S * 1e3, TIMEOUT_S * 1e3, True))  # all of it waited
+                self._recovered(kept)
                 continue
             answered = True
             counted = found.counted
@@ -515,11 +518,23 @@ class Run:
             self.probes.append((wanted.rate, first, each, found.saturated))
             if met:
                 self.found, self.watched = found, self.watch
-        if none_well is not None and not answered:
+        if none_well is not None and not answered and not search.out_of_time:
             count = len(search.tried)
             raise NoneWell(f"{none_well}" + f"; nor at any other of the {count} rates tried" * (count > 1))
         if self.found is None:
             raise NotImplementedError(search.said)
+
+    def _recovered(self, kept: float) -> None:
+        """Asks one request after the other until one ends well, a few at most: a server may still work on what was
+        given up.
+        """
+        one = replace(self.load, kind="closed", users=1, rate=0.0, requests=1)
+        for number in range(RECOVERIES):
+            if self.session.left_s < kept + TIMEOUT_S:
+                return
+            seen, _, _ = self.ask(one.draw(self.session.seed - 1 - number), 1, 0.0)
+            if any(x.outcome == "ok" for x in seen):
+                return
 
     def verify(self) -> None:
         """Holds the tokens of some requests to the model in fp32; a random choice, the same for all systems."""

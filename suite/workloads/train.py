@@ -227,7 +227,7 @@ def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
 @dataclass
 class Prepared:
     """What all systems of a case share in a process: the answer; of a large model how far rounding alone takes
-    three steps from it, and of a large one of experts gradients (see `_yardstick`); with products in 8 bits what
+    three steps from it, and of one of experts routers' gradients (see `_yardstick`); with products in 8 bits what
     these alone do (see `_coarse_products`); and, once they are measured, the rates of its limit in FLOP/s and
     bytes/s.
     """
@@ -290,7 +290,7 @@ def prepare_large(case: Case, session: Session) -> Prepared:
 def prepare_coarse(case: Case, session: Session) -> Prepared:
     """The answer where products may be in 8 bits, and how far rounding to these alone takes a step from it."""
     r = read(case)
-    found = (prepare_large if r.large else prepare)(case, session)
+    found = (prepare_routed if is_routed(r) else prepare_large if r.large else prepare)(case, session)
     with session.device.growing() if r.large else nullcontext():
         try:
             held = r.checked if sliced(case) else r
@@ -300,7 +300,7 @@ def prepare_coarse(case: Case, session: Session) -> Prepared:
 
 
 def prepare_routed(case: Case, session: Session) -> Prepared:
-    """The answer of a large model of experts, and how far rounding alone takes gradients from it."""
+    """The answer of a large model of experts, and how far rounding alone takes routers' gradients from it."""
     found, r = prepare_large(case, session), read(case)
     with session.device.growing():
         try:
@@ -577,13 +577,12 @@ class Program:
 
     def _checked(self, what: str, trainer: Trainer, loss: float, expected: answer.Step) -> None:
         loss = fmean(self.group.every(loss))
-        check: Callable[..., float] = answer.check_step
-        bound = self.bound
         if in_8_bits(trainer, self.recipe):
-            check = partial(coarse_products.check_step, rounds=self.prepared.coarse)
-        elif self._plain(trainer):
-            bound = replace(bound, gradient=max(bound.gradient, yardstick.ROOM * self.prepared.scattered))
-        found = check(what, trainer, loss, expected, bound)
+            found = coarse_products.check_step(what, trainer, loss, expected, self.bound, self.prepared.coarse)
+        elif self.prepared.scattered and self._plain(trainer):
+            found = yardstick.check_step(what, trainer, loss, expected, self.bound, self.prepared.scattered)
+        else:
+            found = answer.check_step(what, trainer, loss, expected, self.bound)
         self.errors["gradient_error"] = max(self.errors["gradient_error"], found)
         off = abs(loss - expected.loss) / abs(expected.loss)
         self.errors["loss_error"] = max(self.errors["loss_error"], off)
@@ -702,7 +701,7 @@ class Program:
         by = "PyTorch's own are"
         alone = {"gradient_error": self.prepared.scattered, "change_error": self.prepared.rounding}
         if in_8_bits(self.trainer, self.recipe):
-            by, found = "rounding to 8 bits alone makes them", self.prepared.coarse
+            by, found = "those of a step that is rounded and nothing else are", self.prepared.coarse
             alone = {"gradient_error": found.gradients.worst, "change_error": found.changes.worst}
         for name, what, bound in (
             ("gradient_error", "gradients", self.bound.gradient),
@@ -749,10 +748,11 @@ class Train(Workload):
             how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
         else:
             how = (prepare, self.measure, *self.definition)
-        if is_routed(r):
-            how += (prepare_routed, yardstick.gradient)
         if is_coarse(r):
-            how += (prepare_coarse, *coarse_products.DEFINITION)
+            how += coarse_products.DEFINITION
+        if not is_averaged(case):
+            how += (prepare_routed, yardstick.gradient, yardstick.check_step) if is_routed(r) else ()
+            how += (prepare_coarse,) if is_coarse(r) else ()
         return (*how, case.dtype, *own)
 
 

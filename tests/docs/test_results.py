@@ -119,7 +119,8 @@ def test_the_readme_begins_with_what_a_newcomer_needs(program):
     readme = program("results").README.read_text(encoding="utf-8")
     screen = "\n".join(readme.splitlines()[:42])
     places = [
-        screen.index(x) for x in ("Is this GPU kernel faster", "](docs/pictures/report.png)", "make bench", "vs best")
+        screen.index(x)
+        for x in ("Is this GPU kernel faster", "](docs/pictures/report.png)", "make bench", "vs best")
     ]
     assert places == sorted(places)
     assert "the number to look at" in screen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ class Threads:
 
     def __init__(self, world):
         self.world, self.own, self.all = world, threading.local(), [None] * world
-        self.met = threading.Barrier(world)
+        self.met = threading.Barrier(world, timeout=20)  # one that fails leaves nobody waiting
 
     def get_world_size(self):
         return self.world
@@ -49,18 +50,17 @@ class Threads:
 
 def in_all(ranks, call):
     """What a call by rank gives in each."""
-    found = [None] * ranks.world
 
     def one(rank):
         ranks.own.rank = rank
-        found[rank] = call(rank)
+        try:
+            return call(rank)
+        except BaseException:
+            ranks.met.abort()
+            raise
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(ranks.world)]
-    for x in threads:
-        x.start()
-    for x in threads:
-        x.join(20)
-    return found
+    with ThreadPoolExecutor(ranks.world) as pool:
+        return [x.result() for x in [pool.submit(one, rank) for rank in range(ranks.world)]]
 
 
 def exchanged(x, residual, scheme, fault=""):

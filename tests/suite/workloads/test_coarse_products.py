@@ -258,6 +258,18 @@ def test_what_rounding_does_not_do_is_found_beside_it(off: tuple[Any, ...], said
         stepped(DEEPER, *off)
 
 
+def test_one_that_is_dropped_is_found_whatever_rounding_does() -> None:
+    """Also where rounding leaves nearly nothing of one along the model's."""
+    far = coarse_products.Rounding(Apart(0.9, 0.4, -0.1, -0.85), Apart())
+    with pytest.raises(Incorrect, match=r"the gradients of one parameter are 0 times them, allowed 0.1 to 1.9"):
+        stepped(far, 0.3, 0.0, (0.0, -1.0))
+
+
+def test_gradients_that_are_shorter_than_rounding_makes_them_are_found_within_the_bound() -> None:
+    with pytest.raises(Incorrect, match=r"the gradients of all parameters are 0.65 times them on average"):
+        stepped(coarse_products.NOTHING, 0.1, -0.35)
+
+
 def test_weights_may_be_off_as_rounding_alone_is(monkeypatch: pytest.MonkeyPatch) -> None:
     calm = {f"w{i}": 0.1 for i in range(9)}
     far = {"rounds": FAR}
@@ -280,7 +292,7 @@ def test_a_case_says_what_rounding_alone_does(bench: Any, monkeypatch: pytest.Mo
     monkeypatch.setitem(BOUNDS, "e4m3", narrow)  # type: ignore[arg-type]  # a dict
     found = own.measure(own.trainer(PartsTrainer, ROWS))
     assert found.remarks == (
-        "gradients are off by more than 0.15, as rounding to 8 bits alone makes them by "
+        "gradients are off by more than 0.15, as those of a step that is rounded and nothing else are by "
         f"{rounds.gradients.worst:.3g}: up to 1.25 times that is allowed",
     )
 

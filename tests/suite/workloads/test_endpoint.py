@@ -106,12 +106,17 @@ def a_case(**axes: int) -> Case:
     return endpoint.WORKLOAD.case(given, "unstated", "program")
 
 
-@pytest.mark.parametrize(("axis", "least"), [("users", 1), ("requests", 2), ("words", 1), ("output", 1)])
-def test_nobody_who_asks_and_nothing_that_is_asked_are_refused(axis: str, least: int) -> None:
+@pytest.mark.parametrize(("axis", "least"), [("requests", 2), ("words", 1), ("output", 1)])
+def test_nothing_that_is_asked_is_refused(axis: str, least: int) -> None:
     with pytest.raises(InputError, match=f"endpoint: axis {axis} is {least - 1}; it is at least {least}"):
         a_case(**{axis: least - 1})
     with pytest.raises(InputError, match=f"axis {axis} is -1; sizes are not negative"):
         a_case(**{axis: -1})
+
+
+def test_without_users_nobody_asks() -> None:
+    with pytest.raises(NotImplementedError, match="nobody asks: users is 0; at least 1 is needed"):
+        endpoint.all_of(None, "a-model", a_case(users=0), 0, None)  # type: ignore[arg-type]  # nobody is asked
 
 
 @pytest.mark.parametrize(

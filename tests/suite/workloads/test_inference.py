@@ -564,6 +564,25 @@ class Drowned(Limited):
         self._well(found.seen)
         return found
 
+    def _recovered(self, kept: float) -> None:
+        """It does at once."""
+
+
+@pytest.mark.parametrize(("answers", "asked"), [(1, 1), (3, 3), (99, serve.RECOVERIES)])
+def test_a_server_that_was_drowned_is_asked_until_it_answers(answers: int, asked: int) -> None:
+    """One request at a time, and not for ever."""
+    run = Drowned(0.0, 1e9)
+    run.session = SimpleNamespace(left_s=1e9, seed=7)
+    seen: list[int] = []
+
+    def ask(requests: Any, users: int, tokens: float) -> Any:
+        seen.append(len(requests))
+        return [SimpleNamespace(outcome="ok" if len(seen) == answers else "timeout")], 0.0, 0.0
+
+    run.ask = ask
+    serve.Run._recovered(run, 0.0)
+    assert seen == [1] * asked
+
 
 def test_a_rate_at_which_nothing_ends_well_does_not_end_a_search() -> None:
     run = Drowned(1.5, 1e9)
@@ -573,8 +592,13 @@ def test_a_rate_at_which_nothing_ends_well_does_not_end_a_search() -> None:
     assert run.searched.low == pytest.approx(1.41, rel=0.01)
 
 
-@pytest.mark.parametrize(("left_s", "said"), [(1e9, "; nor at any other of the 10 rates tried"), (400.0, "")])
-def test_a_server_that_answers_at_no_rate_at_all_has_failed(left_s: float, said: str) -> None:
-    """Of one rate the reason is what it always was."""
-    with pytest.raises(ServerFailed, match=f"^no request ended well: 500 × timeout{said}$"):
-        Drowned(0.0, left_s).search()
+def test_a_server_that_answers_at_no_rate_at_all_has_failed() -> None:
+    said = "no request ended well: 500 × timeout; nor at any other of the 10 rates tried"
+    with pytest.raises(ServerFailed, match=f"^{said}$"):
+        Drowned(0.0, 1e9).search()
+
+
+def test_one_rate_that_drowned_a_server_says_nothing_of_others() -> None:
+    """For want of time none was tried."""
+    with pytest.raises(NotImplementedError, match="meets the SLO"):
+        Drowned(0.0, 400.0).search()
