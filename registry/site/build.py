@@ -417,7 +417,8 @@ class _Site:
 
 def newest_two(by_source: Mapping[tuple[str, str], Sequence[Measured]]) -> list[tuple[Run, Run, list[Any]]]:
     """Of each device two states of the code with rows of ours that compare: by operator how many, and the
-    geometric mean, least and most of new over old value. The device with the most of them comes first.
+    geometric mean, least and most of how many times better the new value is. The device with the most of them
+    comes first.
 
     They are the newest two that share most rows. The newest of all may be a run of four rows that no other has.
     """
@@ -443,7 +444,9 @@ def newest_two(by_source: Mapping[tuple[str, str], Sequence[Measured]]) -> list[
         for row in kept[later].keys() & kept[before].keys():
             now, then = kept[later][row][1], kept[before][row][1]
             if now.number and then.number:
-                ratios.setdefault(now.operator, []).append(now.number[0] / then.number[0])
+                new, old = now.number[0], then.number[0]
+                # One mean is of both, times and what is better the higher it is.
+                ratios.setdefault(now.operator, []).append(new / old if now.better == "higher" else old / new)
         table = [(x, len(y), geometric_mean(sorted(y)), min(y), max(y)) for x, y in ratios.items()]
         runs = [max((run for run, _ in kept[x].values()), key=_created) for x in (before, later)]
         out.append((runs[0], runs[1], sorted(table)))

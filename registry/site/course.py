@@ -12,8 +12,8 @@ from typing import Any
 
 from .. import figures
 from ..analysis.statistics import geometric_mean
-from ..views.canvas import DASHES, FONT, Axis, Canvas, speedup_axis
-from .facts import Run
+from ..views.canvas import CHARACTER, DASHES, FONT, Axis, Canvas, speedup_axis
+from .facts import Fact, Run
 from .standing import Standing, better
 from .timeline import Measured
 
@@ -21,28 +21,38 @@ Course = tuple[tuple[Run, float], ...]
 """At each commit that measured something, by its last run, the geometric mean."""
 POINTS = 40
 """Newest commits of a small drawing."""
-WIDE, NARROW = 900, 340
-"""Widths of the large drawing in pixels: of a desk and of a phone, where texts must stay as large."""
+WIDE = 900
+"""Width of the large drawing in pixels on a desk."""
 FAMILIES = 12
 """Lines of families that are drawn beside that of all."""
 APART = FONT + 2
 """Pixels between two labels at least."""
+MOVED = 2
+"""Pixels by which a phone's dot lies higher or lower than the one before: 40 level ones would merge."""
 
 
 def course(standing: Standing, measured: Iterable[Measured]) -> Course:
-    """Of an operator on a device, over the cases that its mean is of, from its facts in order."""
+    """Of an operator on a device, over the cases that its mean is of, from its facts in order. Ratios of one
+    process count in cases that have no other: one such may be luck, and would be a spike.
+    """
     counted = {(x.case, x.cache) for x in standing.counted}
+    found = [x for x in measured if _counts(standing.device, *x) and (x[1].case, x[1].cache) in counted]
+    certain = {(fact.case, fact.cache) for _, fact in found if fact.speedup_low is not None}
     by_run: dict[str, tuple[Run, dict[tuple[str, str], Measured]]] = {}
-    for run, fact in measured:
-        if run.device != standing.device or run.arm is not None or not fact.ours or fact.number is None:
-            continue
+    for run, fact in found:
         case = fact.case, fact.cache
-        if fact.speedup and case in counted:
+        if fact.speedup_low is not None or case not in certain:
             _, here = by_run.setdefault(run.name, (run, {}))
             here[case] = better(here[case], (run, fact)) if case in here else (run, fact)
     return merged(
         (run, {case: fact.speedup or 1.0 for case, (_, fact) in here.items()}) for run, here in by_run.values()
     )
+
+
+def _counts(device: str, run: Run, fact: Fact) -> bool:
+    """Whether a fact is of ours on the device, with a ratio."""
+    here = run.device == device and run.arm is None
+    return here and fact.ours and fact.number is not None and bool(fact.speedup)
 
 
 def together(courses: Iterable[Course], runs: Sequence[Run]) -> Course:
@@ -83,7 +93,7 @@ def small(points: Course, width: int = 64, height: int = 22) -> str:
     x, y = places[-1]
     ends = f"{figures.ratio(math.exp(low))} to {figures.ratio(math.exp(high))}"
     return (
-        f"<svg class='spark ours' viewBox='0 0 {2 * width} {2 * height}' width='{width}'>"
+        f"<svg class='spark ours' viewBox='0 0 {2 * width} {2 * height}' width='{width}' role='img'>"
         f"<title>{figures.counted(len(points), 'commit')}, {ends}</title><path d='{path}'/>"
         f"<circle cx='{x:.0f}' cy='{y:.0f}' r='4' class='end'/></svg>"
     )
@@ -92,9 +102,11 @@ def small(points: Course, width: int = 64, height: int = 22) -> str:
 def large(every: Course, families: Mapping[str, Course], width: int) -> str:
     """The course of all, thick, above those of families, with the days of runs below and names at the end."""
     narrow = width < WIDE
-    top, foot, left, right = 14.0, 270.0, 46.0, width - (104.0 if narrow else 150.0)
     shown = {x: y for x, y in families.items() if len(y) > 1}
     most = sorted(shown, key=lambda x: -len(shown[x]))[:FAMILIES]
+    # Room for the longest name with its ratio; a phone's drawing keeps more than half of its width.
+    longest = (max(map(len, (*most, "all"))) + len(" 1.00×")) * CHARACTER * 0.87 + 12
+    top, foot, left, right = 14.0, 270.0, 46.0, width - (min(longest, 0.4 * width) if narrow else 150.0)
     values = [y for x in (every, *(shown[x] for x in most)) for _, y in x]
     up = speedup_axis(min(values), max(values), 0, foot - top)
     places = {run.code: left + (right - left) * i / max(1, len(every) - 1) for i, (run, _) in enumerate(every)}
@@ -107,24 +119,38 @@ def large(every: Course, families: Mapping[str, Course], width: int) -> str:
         ends.append((ways[-1][1], name, shown[name][-1][1], "--soft"))
     way = _steps(every, places, up, foot, right)
     canvas.lines([way], "--accent", 2.6)
+    drawn = math.inf
     for run, value in every:
+        y = foot - up.place(value)
+        if narrow and abs(y - drawn) < MOVED and run is not every[-1][0]:
+            continue
+        drawn = y
         told = f"{figures.ratio(value)} at commit {run.short}, {figures.moment(run.created)}"
-        canvas.dot(places[run.code], foot - up.place(value), "--accent", "o", 6, told, 0, f"run/{run.file}.html")
+        canvas.dot(places[run.code], y, "--accent", "o", 6, told, 0, f"run/{run.file}.html")
     ends.append((way[-1][1], "all", every[-1][1], "--accent"))
-    y = -math.inf
-    # Each below the one above it; where that leaves the frame, all move up again.
-    ordered = sorted(ends, key=lambda x: x[0])
-    at = []
-    for end in ordered:
-        y = max(y + APART, end[0])
-        at.append(y)
-    for place in reversed(range(len(at))):
-        limit = foot if place == len(at) - 1 else at[place + 1] - APART
-        at[place] = min(at[place], limit)
-    for y, (_, name, value, colour) in zip(at, ordered, strict=True):
+    ends.sort(key=lambda x: x[0])
+    for y, (end, name, value, colour) in zip(apart([x[0] for x in ends], top, foot), ends, strict=True):
         text = f"{name} {figures.ratio(value)}"
-        canvas.text(right + 9, y, text, colour, size=FONT, bold=colour == "--accent")
+        canvas.line([right + 1, right + 8], [end, y], colour, 0.6)
+        canvas.text(right + 10, y, text, colour, size=FONT, bold=colour == "--accent")
     return canvas.svg("Ours over the best other, geometric mean over operators, at each commit")
+
+
+def apart(heights: Sequence[float], top: float, foot: float) -> list[float]:
+    """Places of labels of lines that end at these heights, in order: `APART` from each other, by the least squares
+    of how far they are moved.
+    """
+    # Labels that would touch share a block about their middle: the height of its first, and how many they are.
+    blocks: list[tuple[float, int]] = []
+    for i, height in enumerate(heights):
+        first, count = height - i * APART, 1
+        while blocks and blocks[-1][0] > first:
+            before, known = blocks.pop()
+            first, count = (first * count + before * known) / (count + known), count + known
+        blocks.append((first, count))
+    last = max(top, foot - (len(heights) - 1) * APART)
+    placed = [min(max(first, top), last) for first, count in blocks for _ in range(count)]
+    return [x + i * APART for i, x in enumerate(placed)]
 
 
 def _steps(

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..store.record import baseline
+from ..store.record import Key, baseline
 from .facts import Fact, Run, file_name
 from .timeline import Line, Measured
 
@@ -94,20 +94,30 @@ def source_file(device: str, code: str) -> str:
 
 
 def values(measured: Iterable[Measured]) -> str:
-    """A script that hands over the newest value of each row of one state of the code on one device."""
-    newest: dict[tuple[str, str, str, str], Measured] = {}
-    runs: dict[str, Run] = {}
-    for run, fact in measured:
-        if fact.number is not None:
-            newest[fact.operator, fact.case, fact.implementation, fact.cache] = run, fact
-            runs[run.name] = run
-    strings, order = Strings(), list(runs)
-    rows = [_value(fact, strings, order.index(run.name)) for run, fact in newest.values()]
+    """A script that hands over the newest value of each row of one state of the code on one device; `beside` them
+    what else the newest run had that has ours and its best other, as these two are compared within a run.
+    """
+    known = {(run.name, fact.identity): (run, fact) for run, fact in measured if fact.number is not None}
+    newest = {fact.identity: (run, fact) for run, fact in known.values()}
+    runs = {run.name: run for run, _ in known.values()}
+    pairs: dict[Key, tuple[tuple[str, Key], ...]] = {}
+    for (name, row), (_, fact) in known.items():
+        if fact.ours and fact.speedup is not None and fact.best is not None:
+            best = Key(row.operator, row.case, fact.best, row.cache)
+            pairs[row] = (name, row), (name, best)
+    older = {x: known[x] for pair in pairs.values() for x in pair if x in known and newest[x[1]] is not known[x]}
+    strings, order = Strings(), {name: place for place, name in enumerate(runs)}
+    rows, beside = (
+        [_value(fact, strings, order[run.name]) for run, fact in found]
+        for found in (newest.values(), older.values())
+    )
     about = [
         {"file": x.file, "name": x.name, "each": x.rows_a_page, "key": x.key, "conditions": x.conditions}
         for x in runs.values()
     ]
-    return f"kernelmark.take({inlined({'strings': strings.all(), 'runs': about, 'rows': rows})});\n"
+    return (
+        f"kernelmark.take({inlined({'strings': strings.all(), 'runs': about, 'rows': rows, 'beside': beside})});\n"
+    )
 
 
 def _value(fact: Fact, strings: Strings, place: int) -> list[Any]:

@@ -9,6 +9,8 @@ from .. import figures
 from .facts import ONE_PROCESS, Fact
 from .timeline import Line
 
+NARROW = 340
+"""Pixels of a drawing's width, as a phone has them: its texts must stay as large."""
 POINTS = 40
 """Newest points of a sparkline."""
 LEAST_REACH = 0.05
@@ -48,7 +50,7 @@ def sparkline(line: Line, width: int = 120, height: int = 22) -> str:
     kind = "spark ours" if line.ours else "spark"
     title = f"{figures.counted(len(line.points), 'run')}, {figures.number(low)} to {figures.number(high)}"
     return (
-        f"<svg class='{kind}' viewBox='0 0 {2 * width} {2 * height}' width='{width}'>"
+        f"<svg class='{kind}' viewBox='0 0 {2 * width} {2 * height}' width='{width}' role='img'>"
         f"<title>{title}</title><path d='{path}'/>{marks}<circle cx='{x}' cy='{y}' r='4' class='end'/></svg>"
     )
 

@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..store.index import connected
 from .facts import Fact, Run
 
-LAYOUT = 6
+LAYOUT = 7
 """Raised when the tables or what is in them change."""
 DRAWN = 500
 """Newest runs of a row that pages are made of: older ones are in `rows.csv` and on their runs' pages."""
@@ -63,7 +63,9 @@ class Ledger:
 
     def _clear(self) -> None:
         with self._connection as transaction:
-            for (name,) in transaction.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            # SQLite's own, which counts ids, may not be dropped; what it counts goes with its table.
+            own = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+            for (name,) in transaction.execute(own).fetchall():
                 transaction.execute(f'DROP TABLE "{name}"')
             for statement in _TABLES:
                 transaction.execute(statement)

@@ -30,8 +30,9 @@ from ..views.looks import Series, palette
 from ..views.monitor import monitored, power_limit
 from ..views.worth_table import HEADINGS, cells, missing
 from . import data, drawing
-from .course import NARROW, WIDE, Course, large, small, together
+from .course import WIDE, Course, large, small, together
 from .coverage import Coverage, Expected
+from .drawing import NARROW
 from .facts import Fact, Run, file_name
 from .feeds import Event, Place
 from .paging import ROOM, Block, Frame, Sheet, numbered, sheets
@@ -433,6 +434,7 @@ class Pages:
         columns = Frame('<div class="three">\n', "</div>\n")
         drawn = (*bandwidths(steps), *over_lengths(steps), *curves(steps, predicted))
         found = [Block(blocks.drawing(x), (columns,)) for x in drawn]
+        ahead = [block for block, x in zip(found, drawn, strict=True) if x.predicted]
         for operator, device, of_world in worlds(steps):
             alone, wire = any(x.one for x in of_world), any(x.bus for x in of_world)
             table = Frame(blocks.world(operator, device, alone, wire), "</tbody></table></div>\n")
@@ -444,6 +446,7 @@ class Pages:
             "",
             sheets(found),
             "scaling",
+            lambda sheet: {"predicted": any(x in ahead for x in sheet.blocks)},
             page="scaling",
             steps=steps,
             sizes=sizes,
@@ -460,10 +463,11 @@ class Pages:
         out = []
         for x in found:
             section = Frame(blocks.section(x), "</section>\n")
-            table = Frame(blocks.table(), "</tbody></table></div>\n")
+            failed = any(y.value("failed") for y in x.loads)
+            table = Frame(blocks.table(failed), "</tbody></table></div>\n")
             spreads = Frame(blocks.spread_head(), "")
             out.append(Block(blocks.drawings(x), (section,), x.what))
-            out += [Block(blocks.load(x, y), (section, table), x.what) for y in x.loads]
+            out += [Block(blocks.load(x, y, failed), (section, table), x.what) for y in x.loads]
             out += [
                 Block(blocks.distributions(told, drawn), (section, spreads), x.what)
                 for told, drawn in x.spreads.items()
@@ -518,7 +522,8 @@ def _titled(found: Sequence[Group]) -> Iterator[tuple[str, str, list[tuple[str, 
         yield title, pass_, [(x if times[x] == 1 else f"{x} ({case.name})", case) for x, case in cases]
 
 
-_OFF, _NONE = re.compile(r"[A-Za-z]+0"), re.compile(r"\b[A-Za-z]+0-|-[A-Za-z]+0\b")
+# Between dashes: `lr0.001` is a number.
+_OFF, _NONE = re.compile(r"[A-Za-z]+0"), re.compile(r"(?<![^-])[A-Za-z]+0-|-[A-Za-z]+0(?![^-])")
 """An axis of size 0, which is none."""
 
 

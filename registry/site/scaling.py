@@ -17,18 +17,21 @@ from ..store.journal import Journal
 from ..store.metric import EACH
 from ..store.record import GPUS, Key
 from ..views import rivals
-from ..views.canvas import DASHES, Axis, Canvas, linear_axis, log_axis
+from ..views.canvas import CHARACTER, DASHES, MARKERS, Axis, Canvas, linear_axis, log_axis
 from ..views.lines import Plot, octaves
 from ..views.looks import Series, palette
 from ..views.sizes import LENGTH
+from .drawing import NARROW
 from .facts import Fact, Run
 from .timeline import Measured
 
-NARROW, LEFT, RIGHT, TOP, FOOT = 340.0, 52.0, 322.0, 26.0, 230.0
-"""Of a drawing's frame in pixels: as wide as a phone, where its texts must stay as large."""
+LEFT, RIGHT, TOP, FOOT = 52.0, 312.0, 26.0, 230.0
+"""Of a drawing's frame in pixels: half of `256 MiB` goes beside it."""
 WORLDS = (2, 4, 8)
 """GPUs of one host for which steps are predicted."""
 _SIZE = re.compile(r"\bN\d+-")
+_WORDS = {"in": "in place", "out": "out of place", "forward": ""}
+"""Parts of a collective's name as its title has them."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,11 @@ class Step:
 
     @property
     def size(self) -> float | None:
-        """Bytes of a collective's array: what its own bandwidth moved in its time."""
-        rate, time = self.fact.metrics.get("algbw"), self.fact.number
-        return round(rate[0] * time[0] * 1e6) if rate and time and time[3] == "ms" else None
+        """Bytes of a collective's array: how many elements, of so many bits as their type's name says. Nothing
+        that was measured, so that one size is one place on an axis.
+        """
+        bits = re.search(r"[0-9]{1,3}", self.fact.dtype)
+        return self.fact.axes.get("N", 0) * int(bits[0]) / 8 if bits else None
 
 
 class Ahead(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +92,8 @@ class Curve:
     of: str
     drawing: str
     looks: Mapping[str, Series]
+    predicted: bool = False
+    """Whether anything in it is a prediction."""
 
 
 def _work(case: str) -> str:
@@ -167,7 +174,7 @@ def curves(steps: Iterable[Step], predicted: Mapping[str, Sequence[Ahead]]) -> t
 
 def _curve(caption: str, of: str, lines: dict[str, list[Step]], made: Mapping[str, Mapping[int, Ahead]]) -> Curve:
     every = [x for line in lines.values() for x in line]
-    looks = palette(x.fact.row() for x in every)
+    looks = _solid(x.fact for x in every)
     gpus = sorted({x.gpus for x in every} | {x for found in made.values() for x in found})
     most = max(1.0, *(_efficiency(x) for x in every), *(x.efficiency for y in made.values() for x in y.values()))
     across = replace(log_axis(gpus[0], gpus[-1], LEFT, RIGHT), ticks=[(x, f"{x}") for x in gpus])
@@ -182,7 +189,8 @@ def _curve(caption: str, of: str, lines: dict[str, list[Step]], made: Mapping[st
             plot.canvas.dot(x, y, look.colour, look.shape, 7, told, look.fill, link)
         if made[name]:
             _predicted(plot, look.colour, look.shape, name, known, made[name])
-    return Curve(caption, of, plot.canvas.svg(f"{caption}: {of}"), {x: looks[x] for x in looks if x in lines})
+    shown = {x: looks[x] for x in looks if x in lines}
+    return Curve(caption, of, plot.canvas.svg(f"{caption}: {of}"), shown, any(made.values()))
 
 
 def _predicted(
@@ -211,29 +219,30 @@ def bandwidths(steps: Sequence[Step]) -> tuple[Curve, ...]:
         if (rate := x.fact.metrics.get(LINK)) is not None:
             known = x.run.name, x.gpus
             engines[known] = max(rate[0], engines.get(known, 0.0))
-        if x.bus and x.size and len(x.fact.axes) == 2:  # its length, and on how many GPUs
+        # Above 0, or an axis of logarithms ends the build; its axes are its length, and on how many GPUs.
+        if (x.bus or 0) > 0 and (x.size or 0) > 0 and len(x.fact.axes) == 2:
             groups.setdefault((x.fact.operator, x.run.device, x.gpus, _SIZE.sub("", x.work)), []).append(x)
     out = []
     for (operator, device, gpus, of), found in groups.items():
         lines = _lines(found, lambda x: x.size or 0.0)
         if all(len(x) < 2 for x in lines.values()):
             continue
-        engine = max((engines.get((x.run.name, gpus), 0.0) for x in found), default=0.0)
         found = [x for line in lines.values() for x in line]
-        looks = palette(x.fact.row() for x in found)
+        engine = max(engines.get((x.run.name, gpus), 0.0) for x in found)
+        looks = _solid(x.fact for x in found)
         sizes = sorted({x.size or 0.0 for x in found})
-        rates = [*(x.bus or 0.0 for x in found), *([engine] if engine else [])]
-        across = replace(log_axis(sizes[0], sizes[-1], LEFT, RIGHT), ticks=[(x, binary(x)) for x in sizes])
+        rates = [*(x.bus or 0.0 for x in found), *([engine] if engine > 0 else [])]
+        across = _bytes_axis(sizes)
         plot = _plot(
             across, log_axis(min(rates), max(rates), 0, FOOT - TOP), "bytes of the array", "GB/s on the bus"
         )
-        if engine:
+        if engine > 0:
             y = plot.y(engine)
             plot.canvas.line([LEFT, RIGHT], [y, y], "--ink", 1.2, DASHES[2])
             plot.canvas.text(LEFT + 4, y + 11, f"copy engines {engine:.0f}", "--soft")
         for name in _last_ours(lines, looks):
             _draw(plot, looks[name], lines[name], lambda x: x.size or 0.0, lambda x: x.bus or 0.0, "GB/s")
-        caption = f"{operator} on {gpus} GPUs: bus bandwidth over bytes"
+        caption, of = f"{operator} on {gpus} GPUs: bus bandwidth over bytes", _words(of)
         out.append(Curve(caption, f"{of} · {device}", plot.canvas.svg(f"{caption}, {of}"), _shown(looks, found)))
     return tuple(out)
 
@@ -242,7 +251,7 @@ def over_lengths(steps: Sequence[Step]) -> tuple[Curve, ...]:
     """Strong efficiency over the sequence's length, a drawing a number of GPUs, of what shares a sequence."""
     groups: dict[tuple[str, str, int, str], list[Step]] = {}
     for x in steps:
-        if x.scaled is not None and LENGTH in x.fact.axes and x.scaled.kind == "strong":
+        if x.scaled is not None and x.fact.axes.get(LENGTH, 0) > 0 and x.scaled.kind == "strong":
             of = re.sub(rf"\b{LENGTH}\d+-?", "", x.work)
             groups.setdefault((x.fact.operator, x.run.device, x.gpus, of), []).append(x)
     out = []
@@ -251,7 +260,7 @@ def over_lengths(steps: Sequence[Step]) -> tuple[Curve, ...]:
         if all(len(x) < 2 for x in lines.values()):
             continue
         found = [x for line in lines.values() for x in line]
-        looks = palette(x.fact.row() for x in found)
+        looks = _solid(x.fact for x in found)
         across = octaves(sorted({x.fact.axes[LENGTH] for x in found}), LEFT, RIGHT)
         up = linear_axis(max(1.0, *(_efficiency(x) for x in found)), 0, FOOT - TOP, figures.percent)
         plot = _plot(across, up, "tokens of the sequence", "efficiency")
@@ -269,6 +278,14 @@ def over_lengths(steps: Sequence[Step]) -> tuple[Curve, ...]:
     return tuple(out)
 
 
+def _bytes_axis(sizes: Sequence[float]) -> Axis:
+    """With a tick at each size. The largest has its label, and what would touch that has none."""
+    axis, last = log_axis(sizes[0], sizes[-1], LEFT, RIGHT), binary(sizes[-1])
+    free = axis.place(sizes[-1]) - len(last) * CHARACTER / 2 - 4
+    clear = [x for x in sizes[:-1] if axis.place(x) + len(binary(x)) * CHARACTER / 2 < free]
+    return replace(axis, ticks=[(x, binary(x) if x in clear or x == sizes[-1] else "") for x in sizes])
+
+
 def binary(size: float) -> str:
     """Bytes as collectives are spoken of: `64 KiB`, `1 MiB`."""
     name, unit = next(
@@ -282,12 +299,29 @@ def _lines(found: Iterable[Step], across: Callable[[Step], float]) -> dict[str, 
     what does not compare is not joined, nor drawn beside as if it did.
     """
     steps = list(found)
-    rows, newest = Counter(x.run.key for x in steps), {x.run.key: x.run.created for x in steps}
+    rows, newest = Counter(x.run.key for x in steps), dict[str, str]()
+    for x in steps:  # in order of work, not of time
+        newest[x.run.key] = max(x.run.created, newest.get(x.run.key, ""))
     best = max(rows, key=lambda x: (rows[x], newest[x]))
     out: dict[str, list[Step]] = {}
     for x in sorted((x for x in steps if x.run.key == best), key=across):
         out.setdefault(x.fact.implementation, []).append(x)
     return out
+
+
+def _solid(found: Iterable[Fact]) -> dict[str, Series]:
+    """Looks of what was measured: whole lines and filled shapes, for dashes and open ones are predictions. So a
+    library's implementations differ in their shapes.
+    """
+    looks = palette(x.row() for x in found)
+    # Every third shape: those that follow each other are alike.
+    shapes = {x: MARKERS[(MARKERS.index(x.shape) + 3 * x.fill) % len(MARKERS)] for x in looks.values()}
+    return {name: replace(x, shape=shapes[x], fill=0) for name, x in looks.items()}
+
+
+def _words(of: str) -> str:
+    """What a collective's name has beside its sizes, for a title: `in place, bf16`."""
+    return ", ".join(filter(None, (_WORDS.get(x, x) for x in of.split("-"))))
 
 
 def _last_ours(lines: Iterable[str], looks: Mapping[str, Series]) -> list[str]:
@@ -320,9 +354,7 @@ def _draw(
     """A line with its points, which lead to their rows."""
     scale = 100 if unit == "%" else 1
     places = [plot.at(across(x), up(x) / scale) for x in line]
-    plot.canvas.line(
-        [x for x, _ in places], [y for _, y in places], look.colour, 2.2 if look.ours else 1.5, look.dash
-    )
+    plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 2.2 if look.ours else 1.5)
     for step, place in zip(line, places, strict=True):
         told = f"{told_name(step)}, {step.fact.case}: {figures.number(up(step))} {unit}"
         link = step.run.row(step.fact.place)

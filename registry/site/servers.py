@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,16 +11,15 @@ from .. import figures
 from ..store.record import GPUS, Key
 from ..views.looks import Series, palette
 from ..views.serving import OPERATOR, Picture, Pictures, Probes, Spread, pictures
+from .drawing import NARROW
 from .facts import Fact, Run
 from .timeline import Measured
 
 LENGTHS = {"requests": "requests", "input": "tokens in", "output": "out"}
 LOADS = ("rate", "users", "requests")
 """Axes that say how a server is loaded; what is served is in the others."""
-NARROW = 340
-"""Pixels of a drawing's width, as a phone has them: three stand side by side on a desk."""
 QUARTER = 310
-"""The same of distributions, of which each load has four."""
+"""Pixels of a distribution's width, of which each load has four."""
 
 
 def loaded(axes: Mapping[str, int], options: Mapping[str, object]) -> str:
@@ -42,10 +42,12 @@ def served_as(axes: Mapping[str, int], options: Mapping[str, object]) -> str:
 
 def asked(objective: str) -> str:
     """What an objective asks: `2000-100` has the limits of first token and time a token in ms."""
-    first, _, each = objective.partition("-")
-    if not (first.isdigit() and each.isdigit()):
+    # ASCII alone: "²" is a digit that `int` does not take.
+    known = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", objective)
+    if known is None:
         return ""
-    return f"first token within {int(first):,} ms, a token within {int(each):,} ms"
+    first, each = map(int, known.groups())
+    return f"first token within {first:,} ms, a token within {each:,} ms"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Load:
     def of_gpu(self) -> float | None:
         """Output tokens/s a GPU."""
         every = self.value("output_per_s")
-        return None if every is None else every / self.fact.axes.get(GPUS, 1)
+        return None if every is None else every / max(1, self.fact.axes.get(GPUS, 1))
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ from ..views.grouping import CaseRows, cases
 from ..views.lines import Link, over_sizes
 from ..views.looks import Series, palette
 from ..views.sizes import Sweep, sweeps
+from .drawing import NARROW
 from .facts import file_name
 from .standing import standings
 from .timeline import Measured
 
 RIVALS = 4
 """Others beside ours in a chart that is to be read at a glance."""
-NARROW = 340
-"""Pixels of a drawing's width, as a phone has them."""
 GLANCES = 3
 """Such charts of a device on an operator's page."""
 POINTS = 300

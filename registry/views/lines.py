@@ -67,7 +67,7 @@ class Plot:
         for x, (value, text) in zip(places, self.across.ticks, strict=True):
             shown = across(value, text)
             half = len(shown) * CHARACTER / 2
-            if x - half > free and x + half < canvas.width + 4:
+            if shown and x - half > free and x + half < canvas.width + 4:
                 canvas.text(x, self.foot + 13, shown, "--soft", "center")
                 free = x + half + 4
 
@@ -127,7 +127,10 @@ def over_sizes(
     left, right, top, foot = 58.0, width - 14.0, 10.0, 236.0
     across = _sizes_axis(sweep, left, right)
     if limits:
-        up = linear_axis(max(1.0, *points), 0, foot - top, figures.percent)
+        # Intervals' ends too, but a wide one only says that it is wide.
+        ends = [x[2] for line in lines.values() for _, _, x in line if x[2] is not None]
+        most = max(1.0, *points)
+        up = linear_axis(max([most, *(min(x, 1.5 * most) for x in ends)]), 0, foot - top, figures.percent)
     else:
         known = [case.limit for _, case in sweep.cases if case.limit]
         up = log_axis(min(points + known), max(points + known), 0, foot - top)

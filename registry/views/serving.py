@@ -234,7 +234,7 @@ def _front(
         each = row.value("tpot")
         return 1000 / each if each else None
 
-    lines = _lines(rows, speed, lambda x: (x.value("output_per_s") or 0.0) / x.axes.get(GPUS, 1), of)
+    lines = _lines(rows, speed, lambda x: (x.value("output_per_s") or 0.0) / max(1, x.axes.get(GPUS, 1)), of)
     if sum(map(len, lines.values())) > 1:
         front = best([(x, y) for line in lines.values() for x, y, _ in line])
         text = f"Output tokens/s a GPU over tokens/s of a user: {what}"
@@ -264,7 +264,8 @@ def _drawn(
     beyond: Sequence[Row] = (),
 ) -> str:
     """Points by implementation on two logarithmic axes, those of a run joined; with a front of several, that below
-    them, and each point's load beside it. Rows `beyond` have no latency: they saturated.
+    them, and each point's load beside it, of several alike with its number of requests. Rows `beyond` have no
+    latency: they saturated.
     """
     points = [(x, y) for line in lines.values() for x, y, _ in line]
     left, right, top, foot = 52.0, width - (72.0 if front else 22.0), 26.0, 240.0  # with room for a label
@@ -280,6 +281,10 @@ def _drawn(
         places = [plot.at(x, y) for x, y in front]
         plot.canvas.line([x for x, _ in places], [y for _, y in places], "--ink", 1.2, DASHES[2])
     taken = [(a - 5, a + 5, b) for a, b in (plot.at(x, y) for x, y in points)]
+    requests: dict[tuple[str, str], set[int]] = {}
+    for (name, _), line in lines.items():
+        for _, _, row in line:
+            requests.setdefault((name, _load(row)), set()).add(row.axes.get("requests", 0))
     for name, run in sorted(lines, key=lambda x: looks[x[0]].ours):  # ours is drawn last, on top
         look, line = looks[name], lines[name, run]
         places = [plot.at(x, y) for x, y, _ in line]
@@ -292,7 +297,10 @@ def _drawn(
                 *place, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill, link(row.identity)
             )
             if front:
-                _beside(plot, place, _load(row), look.colour, taken)
+                label = _load(row)
+                if len(requests[name, label]) > 1:
+                    label += f" ({row.axes.get('requests', 0):,})"
+                _beside(plot, place, label, look.colour, taken)
     for count, row in enumerate(beyond):
         name, look = row.implementation, looks[row.implementation]
         # Two that saturate at one rate stand beside each other.
@@ -358,8 +366,13 @@ def _met(
         if highest and min(rates) <= highest <= max(rates):
             at, height, middle = across.place(highest), foot - 14 - 15 * lane, (left + right) / 2
             plot.canvas.line([at, at], [foot, height], looks[name].colour, 1.4)
-            align, aside = ("right", -5) if at > middle else ("left", 5)
-            plot.canvas.text(at + aside, height, f"{name}: {highest:.4g}", looks[name].colour, align)
+            text = f"{name}: {highest:.4g}"
+            # Towards the middle, unless it would leave the frame there and not on the other side.
+            inside = {"right": at - 5 - left, "left": width - at - 5}
+            align = "right" if at > middle else "left"
+            if inside[align] < len(text) * CHARACTER:
+                align = max(inside, key=lambda x: inside[x])
+            plot.canvas.text(at + (5 if align == "left" else -5), height, text, looks[name].colour, align)
     what = _common(rows[found[0].key], ("users",))
     caption = "Share of requests within the objective, over requests/s; below, the highest rate that it found"
     return Picture(caption, what, plot.canvas.svg(f"Share within the objective over the rate: {what}"), names)

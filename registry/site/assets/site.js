@@ -319,11 +319,12 @@ const kernelmark = (() => {
 
   // What `data.values` wrote: texts by their places, then numbers.
   function unpack(given) {
-    return given.rows.map((x) => {
+    const row = (x) => {
       const [operator, name, cache, implementation, unit, better, key, spec, version, timer] = x.slice(0, 10).map((y) => given.strings[y]);
       const [kind, value, low, high, run, place] = x.slice(10);
-      return { operator, name, cache, implementation, unit, better, key, spec, version, timer, kind, value, low, high, run: given.runs[run], place };
-    });
+      return { operator, name, cache, implementation, unit, better, key, spec, version, timer, kind, value, low, high, run: given.runs[run], order: run, place };
+    };
+    return Object.assign(given.rows.map(row), { beside: given.beside.map(row) });
   }
 
   function compare() {
@@ -365,6 +366,19 @@ const kernelmark = (() => {
       });
       return [...best.values()];
     };
+    // Ours of a name and the best other, both of the newest run that has the two of a case: no two runs are paired.
+    const within = (rows, name) => {
+      const cases = new Map();
+      [...rows, ...rows.beside].forEach((x) => {
+        const key = `${x.operator}\n${x.name}\n${x.cache}`;
+        cases.set(key, [...(cases.get(key) || []), x]);
+      });
+      return [...cases.values()].map((found) => {
+        const ours = found.filter((x) => x.kind === 0 && x.implementation === name && found.some((y) => y.kind === 1 && y.run === x.run))
+          .sort((x, y) => y.order - x.order)[0];
+        return ours && [ours, others(found.filter((x) => x.run === ours.run))[0]];
+      }).filter(Boolean);
+    };
     const named = (rows, name) => (name === OTHERS ? others(rows) : rows.filter((x) => x.implementation === name));
     async function show() {
       const [i, j] = [Number(field("sourceA").value), Number(field("sourceB").value)];
@@ -384,8 +398,11 @@ const kernelmark = (() => {
     function table(first, second, a, b) {
       const [m, n, operator] = [field("nameA").value, field("nameB").value, field("operator").value];
       const known = new Map(named(a, m).map((x) => [`${x.operator}\n${x.name}\n${x.cache}`, x]));
-      const pairs = named(b, n).filter((x) => (operator === "all operators" || x.operator === operator))
-        .map((x) => [known.get(`${x.operator}\n${x.name}\n${x.cache}`), x]).filter(([x]) => x);
+      const mine = m === OTHERS ? n : m;
+      const once = first === second && (m === OTHERS) !== (n === OTHERS) && a.some((x) => x.kind === 0 && x.implementation === mine);
+      const every = once ? within(a, mine).map(([ours, other]) => (m === OTHERS ? [other, ours] : [ours, other]))
+        : named(b, n).map((x) => [known.get(`${x.operator}\n${x.name}\n${x.cache}`), x]).filter(([x]) => x);
+      const pairs = every.filter(([, x]) => operator === "all operators" || x.operator === operator);
       const apart = new Map(), logs = [];
       const across = first.device !== second.device;
       let better = 0, worse = 0;
@@ -394,7 +411,7 @@ const kernelmark = (() => {
         const differs = x.spec !== y.spec ? ["case definition"] : x.key === y.key || across ? [] : keyed(x, y);
         differs.forEach((z) => apart.set(z, (apart.get(z) || 0) + 1));
         const ratio = differs.length || x.value <= 0 ? null : y.value / x.value;
-        if (ratio) logs.push(Math.log(ratio));
+        if (ratio) logs.push((y.better === "higher" ? 1 : -1) * Math.log(ratio));  // how many times better
         const clear = ratio && x.low !== null && y.low !== null && (y.low > x.high || y.high < x.low);
         const sense = clear ? ((ratio > 1) === (y.better === "lower") ? "bad" : "good") : "soft";
         better += sense === "good"; worse += sense === "bad";
@@ -406,7 +423,7 @@ const kernelmark = (() => {
       const rows = compared.map((z) => z.row());
       const mean = logs.length ? Math.exp(logs.reduce((s, x) => s + x, 0) / logs.length) : null;
       result.replaceChildren(
-        element("h3", {}, mean ? `B ÷ A: ${mean.toFixed(3)}, geometric mean of ${counted(logs.length)}` : pairs.length ? "No row of the two can be compared" : "The two have no case in common"),
+        element("h3", {}, mean ? `B is ${mean < 1 ? "worse" : "better"} by ${Math.max(mean, 1 / mean).toFixed(3)}×, geometric mean of ${counted(logs.length)}` : pairs.length ? "No row of the two can be compared" : "The two have no case in common"),
         logs.length ? element("p", { class: "outcomes" }, element("span", { class: "good" }, `${better} better`), element("span", { class: "bad" }, `${worse} worse`),
           element("span", { class: "soft" }, `${logs.length - better - worse} within their intervals, or of one process`)) : "",
         across ? element("p", { class: "note" }, `Across devices: ${differing(a[0].run, b[0].run).join("; ")}`) : "",

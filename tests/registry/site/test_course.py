@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import msgspec
 from kernelmark.registry.site.build import beside_others, newest_two
-from kernelmark.registry.site.course import course, large, merged, small, together
+from kernelmark.registry.site.course import APART, apart, course, large, merged, small, together
 from kernelmark.registry.site.data import source
 from kernelmark.registry.site.facts import facts, run_of
 from kernelmark.registry.site.standing import standings
@@ -38,16 +40,55 @@ def test_a_new_case_moves_no_line_and_a_commit_is_a_point(make_run: MakeRun) -> 
 def test_operators_count_alike_and_the_picture_names_them(make_run: MakeRun) -> None:
     runs = [run_of(x, facts(x)) for x in (make_run(0), make_run(2), make_run(4))]
     one, other = ((runs[0], 1.0), (runs[2], 4.0)), ((runs[1], 4.0),)
+    hostile = ((runs[1], 1.0), (runs[2], 3.9))
     every = together((one, other, ()), runs)
     assert [(run.name, round(value, 6)) for run, value in every] == [("run-00", 2), ("run-02", 2), ("run-04", 4)]
     for width in (900, 340):
-        drawing = large(every, {"norm": one, "<b>": other}, width)
+        drawing = large(every, {"norm": one, "<b>": hostile, "alone": other}, width)
         assert f'viewBox="0 0 {width} ' in drawing
         assert "norm 4.00×" in drawing
         assert "all 4.00×" in drawing
-        assert "<b>" not in drawing  # of one point there is no line, nor a name
-        assert drawing.count('<a href="run/run-') == 3
+        assert "&lt;b&gt; 3.90×" in drawing
+        assert "<b>" not in drawing
+        assert "alone" not in drawing  # of one point there is no line, nor a name
+        # On a phone level ones would merge.
+        assert drawing.count('<a href="run/run-') == (3 if width == 900 else 2)
     assert merged([]) == ()
+
+
+def test_a_ratio_of_one_process_is_no_spike(make_run: MakeRun) -> None:
+    """Unless its case has no other."""
+    runs = [make_run(x, sizes=(1024,)) for x in (0, 2, 4)]
+    single = [
+        dataclasses.replace(x, records=tuple(y for y in x.records if y.replicate == 0), lines=()) for x in runs
+    ]
+    for given, seen in (([runs[0], single[1], runs[2]], ["run-00", "run-04"]), (single[:2], ["run-00", "run-02"])):
+        found = measured(*given)
+        (standing,) = standings("rms_norm", found)
+        assert [run.name for run, _ in course(standing, found)] == seen
+
+
+def test_labels_move_as_little_as_they_can() -> None:
+    assert apart([20.0, 100.0, 100.0, 200.0], 14, 270) == [20.0, 100 - APART / 2, 100 + APART / 2, 200.0]
+    assert apart([270.0, 270.0], 14, 270) == [270 - APART, 270.0]
+    assert apart([0.0, 0.0], 14, 270) == [14, 14 + APART]
+    assert apart([], 14, 270) == []
+
+
+def test_more_of_what_is_better_the_higher_is_better(literal: Any) -> None:
+    """In one mean with times."""
+    found: dict[tuple[str, str], list[Measured]] = {}
+    for commit, time, rate in (("a" * 40, 1.0, 100.0), ("b" * 40, 0.5, 200.0)):
+        lines = [
+            literal.record("kernelmark", value, case=literal.case(name=name), provider="kernelmark")
+            for name, value in (("time", time), ("rate", rate))
+        ]
+        journal = literal.journal(*lines, run=f"run-{commit[0]}", commit=commit)
+        for run, fact in measured(journal):
+            fact = msgspec.structs.replace(fact, better="higher" if fact.case == "rate" else "lower")
+            found.setdefault(source(run), []).append((run, fact))
+    ((_, _, ((_, *told),)),) = newest_two(found)
+    assert told == [2, 2.0, 2.0, 2.0]
 
 
 def test_comparing_begins_with_the_newest_two_that_share_most_rows(make_run: MakeRun, literal: Any) -> None:

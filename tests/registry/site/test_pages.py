@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import hashlib
 import json
 import re
+import sqlite3
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +30,9 @@ from kernelmark.registry.site.build import Built, Settings, _Site, build
 from kernelmark.registry.site.data import inlined
 from kernelmark.registry.site.facts import facts, file_name, run_of
 from kernelmark.registry.site.feeds import atom
-from kernelmark.registry.site.pages import Pages
+from kernelmark.registry.site.pages import _NONE, Pages
 from kernelmark.registry.site.pages import _environment as pages_of
-from kernelmark.registry.site.scaling import Ahead, bandwidths, curves, scaling
+from kernelmark.registry.site.scaling import Ahead, bandwidths, curves, over_lengths, scaling
 from kernelmark.registry.site.servers import asked, served, served_as
 from kernelmark.registry.site.sizes import glances, swept
 from kernelmark.registry.site.standing import standings
@@ -284,15 +286,18 @@ def test_collectives_are_drawn_over_bytes_beside_the_copy_engines(literal: Any) 
     def at(operator: str, name: str, size: int, ms: float, **beside: Any) -> Any:
         axes = {"N": size, "gpus": 2}
         case = literal.case(operator=operator, name=f"N{size}-gpus2-in", axes=axes)
-        provider = "kernelmark" if name == "kernelmark" else "torch_distributed"
+        provider = "kernelmark" if name.startswith("kernelmark") else "torch_distributed"
         return literal.record(name, ms, case=case, provider=provider, beside=beside)
 
     metrics = (LATENCY, *(Metric(x, "GB/s", "higher") for x in ("algbw", "busbw", "link_rate")))
     lines = [at("peer_copy", "kernelmark", 2**20, 1.0, link_rate=[376.0])]
-    for size in (2**15, 2**20):
-        for name, ms in (("kernelmark", 0.01), ("torch_distributed", 0.02)):
+    for size in (2**15, 2**20, 2**27):
+        for name, ms in (("kernelmark", 0.01), ("kernelmark_push", 0.015), ("torch_distributed", 0.02)):
             rate = 2 * size / ms / 1e6
             lines.append(at("all_reduce", name, size, ms, algbw=[rate], busbw=[rate]))
+    # As a journal of somebody else may say.
+    lines.append(at("all_reduce", "torch_distributed", 2**10, 0.02, algbw=[-1.0], busbw=[-1.0]))
+    lines.append(at("all_reduce", "torch_distributed", 0, 0.02, algbw=[1.0], busbw=[1.0]))
     conditions = {"gpu": "NVIDIA H200", "env/NCCL_NVLS_ENABLE": "0"}
     journal = literal.journal(*lines, metrics=metrics, conditions=conditions)
     found = facts(journal)
@@ -301,15 +306,21 @@ def test_collectives_are_drawn_over_bytes_beside_the_copy_engines(literal: Any) 
     (drawn,) = bandwidths(steps)
     for text in (
         ">64 KiB<",
-        ">2 MiB<",
+        ">256 MiB<",
         ">copy engines 376<",
         "torch_distributed (NCCL, NVLS off), N32768-gpus2-in",
     ):
         assert text in drawn.drawing
+    assert drawn.of == "in place · NVIDIA H200"
+    # Measured: whole lines and filled shapes, each implementation's another.
+    assert drawn.drawing.count("stroke-dasharray") == 1, "that of the copy engines"
+    assert {(x.dash, x.fill) for x in drawn.looks.values()} == {("", 0)}
+    assert len({(x.colour, x.shape) for x in drawn.looks.values()}) == 3
     (page,) = Pages("Kernels", "today").scaling(steps, {})
+    assert "predictions" not in Page(page).text
     assert "torch_distributed is NCCL, NVLS off" in Page(page).text
     (standing,) = standings("all_reduce", [x for x in measured if x[1].operator == "all_reduce"])
-    assert standing.rival == ("torch_distributed (NCCL, NVLS off)", 2)
+    assert standing.rival == ("torch_distributed (NCCL, NVLS off)", 3)
     shown = text_of(run_table(journal))
     assert "(geometric means; × NCCL, NVLS off)" in " ".join(shown.split())
     assert "! × NCCL, NVLS off: what is over torch_distributed" in shown
@@ -332,6 +343,26 @@ def test_what_nobody_measured_is_dashed_and_called_a_prediction(literal: Any) ->
     assert "PREDICTION of torch on 4 GPUs: 91.0 %" in drawn.drawing
     assert "stroke-dasharray" in drawn.drawing
     assert ">prediction<" in drawn.drawing
+    (page,) = Pages("Kernels", "today").scaling(
+        steps, {}, {run.name: (Ahead("train", "B1-x", "torch", 2, 4, 0.91, None),)}
+    )
+    assert "open marks are predictions" in Page(page).text
+
+
+def test_a_sequence_of_no_length_is_in_no_drawing(literal: Any) -> None:
+    def at(operator: str, size: int, gpus: int, ms: float) -> Any:
+        axes = {"S": size} | ({"gpus": gpus} if gpus > 1 else {})
+        name = f"S{size}-gpus{gpus}" if gpus > 1 else f"S{size}"
+        return literal.record("torch", ms, case=literal.case(operator=operator, name=name, axes=axes))
+
+    sizes = (0, 1024, 2048)
+    lines = [at("attention", x, 1, 8.0) for x in sizes]
+    journal = literal.journal(*lines, *(at("attention_context_parallel", x, 2, 5.0) for x in sizes))
+    found = facts(journal)
+    steps = scaling([(run_of(journal, found), x) for x in found])
+    assert [x.fact.axes["S"] for x in steps] == [*sizes]
+    (drawn,) = over_lengths(steps)
+    assert drawn.drawing.count("<title>torch, ") == 2
 
 
 def test_cases_stand_by_size_under_titles_of_what_is_there(literal: Any) -> None:
@@ -361,7 +392,29 @@ def test_cases_stand_by_size_under_titles_of_what_is_there(literal: Any) -> None
     )
     assert served_as({"users": 1}, {"load": "closed"}) == "1 user"
     assert asked("2000-100") == "first token within 2,000 ms, a token within 100 ms"
-    assert asked("none") == ""
+    assert asked("none") == asked("²-100") == asked(f"1-{'9' * 5000}") == ""
+
+
+def test_a_number_in_a_label_is_no_axis_of_nothing() -> None:
+    shown = {
+        "llama-clip0.0": "llama-clip0.0",
+        "N10000-lr0.001-target1.2": "N10000-lr0.001-target1.2",
+        "S4096-Sk0-Sv0-causal": "S4096-causal",
+        "Sk0-causal": "causal",
+        "S1-Sk0": "S1",
+    }
+    assert {x: _NONE.sub("", x) for x in shown} == shown
+
+
+def test_a_memory_of_another_layout_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "site.db"
+    assert ledger.Ledger(path).fresh
+    ledger.Ledger(path).remember([("probes", "", b"as another layout has it")])
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {ledger.LAYOUT - 1}")
+    again = ledger.Ledger(path)
+    assert again.fresh
+    assert again.remembered("probes", "") is None
 
 
 def test_a_feed_without_entries_is_dated_by_the_newest_run() -> None:
@@ -449,7 +502,25 @@ def test_the_script_compares_two_libraries_whose_versions_are_of_their_keys(
     assert len({x.key for x in facts(journal)}) == 2
     build(written([journal], tmp_path / "given"), tmp_path / "out", Settings(journals="none"), {})
     seen = browse((tmp_path / "out" / "compare.html").as_uri() + "#m=kernelmark&n=torch", "--dump-dom")
-    assert "B ÷ A: 2.000, geometric mean of 1 row" in seen
+    assert "B is worse by 2.000×, geometric mean of 1 row" in seen
+
+
+def test_ours_and_its_best_other_are_compared_within_a_run(
+    literal: Any, written: Written, browse: Callable[..., str], tmp_path: Path
+) -> None:
+    """A later run of the commit has ours alone, and another run a faster other alone."""
+    header = {"commit": "a" * 40, "conditions": {"gpu": "NVIDIA H200"}}
+    ours = [literal.record("kernelmark", x, provider="kernelmark") for x in (1.0, 5.0)]
+    journals = [
+        literal.journal(*lines, run=f"run-{day}", created=f"2026-11-0{day}T00:00:00+00:00", **header)
+        for day, lines in enumerate(
+            ([ours[0], literal.record("torch", 2.0)], [ours[1]], [literal.record("torch", 0.5)]), 1
+        )
+    ]
+    build(written(journals, tmp_path / "given"), tmp_path / "out", Settings(journals="none"), {})
+    asked = "#m=the+best+other+of+each+case&n=kernelmark"
+    seen = browse((tmp_path / "out" / "compare.html").as_uri() + asked, "--dump-dom")
+    assert "B is better by 2.000×, geometric mean of 1 row" in seen
 
 
 def test_history_has_the_step_the_break_and_the_band(pages: dict[str, Page]) -> None:

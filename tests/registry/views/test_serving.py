@@ -13,6 +13,7 @@ import pytest
 from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.site.facts import facts
 from kernelmark.registry.store.record import Measurement, Record
+from kernelmark.registry.views.canvas import CHARACTER
 from kernelmark.registry.views.looks import palette
 from kernelmark.registry.views.report import render
 from kernelmark.registry.views.serving import Pictures, best, nearest_rank, pictures, probes, spreads
@@ -210,6 +211,15 @@ def test_what_a_search_tried_is_drawn_with_the_rate_that_it_found(literal: Any) 
     assert picture.caption.startswith("Share of requests within the objective")
     assert "kernelmark at 16 requests/s: 50 % within the objective" in picture.drawing
     assert ">kernelmark: 8<" in picture.drawing
+    # Of a long name on the side that has room: the axis is at 52, the drawing ends at 340.
+    for rates in ((7.9, 8.0, 90.0), (0.1, 8.0, 8.1), (1.0, 8.0, 12.0)):
+        long = msgspec.structs.replace(probe, rates=rates)
+        (picture,) = pictures(found, (), palette(found), tried=[long], width=340).loads
+        ((at, style),) = re.findall(r'<text x="([\d.]+)"[^>]*style="([^"]*)">kernelmark: 8<', picture.drawing)
+        width = len("kernelmark: 8") * CHARACTER
+        left = float(at) - (width if "end" in style else 0)
+        assert left >= 52
+        assert left + width <= 340
 
 
 def test_every_load_has_its_name_beside_its_point(literal: Any) -> None:
@@ -219,6 +229,15 @@ def test_every_load_has_its_name_beside_its_point(literal: Any) -> None:
     (front,) = [x for x in drawn(journal).loads if x.caption.startswith("Output")]
     places = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>4 requests/s<', front.drawing)
     assert len(places) == len(set(places)) == 6
+
+
+def test_loads_that_differ_in_their_requests_alone_say_how_many(literal: Any) -> None:
+    lines = [served(literal, "torch", 4000, 0, requests, slow) for requests, slow in ((600, 100), (1200, 150))]
+    (front,) = [
+        x for x in drawn(literal.journal(*lines, metrics=serve.METRICS)).loads if x.caption.startswith("Output")
+    ]
+    assert ">4 requests/s (600)<" in front.drawing
+    assert ">4 requests/s (1,200)<" in front.drawing
 
 
 def test_a_rate_that_a_server_cannot_follow_has_a_mark_and_no_latency(run: Any) -> None:
