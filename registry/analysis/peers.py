@@ -19,14 +19,15 @@ class Speedup(NamedTuple):
     high: float | None
 
 
+def standing_alone(journal: Journal, found: Iterable[Row]) -> tuple[Row, ...]:
+    """The rows but those of systems that are there for an exchange of a part, which are read beside their base."""
+    exchanged = journal.header.request.exchanged
+    return tuple(x for x in found if (x.operator, x.case, x.implementation) not in exchanged)
+
+
 def peers(journal: Journal, found: Iterable[Row]) -> Mapping[Key, Mapping[str, Speedup]]:
     """By row of ours and implementation, for baselines that have a value of the same case and cache state."""
-    exchanged = journal.header.request.exchanged
-    timed = {
-        x.identity: x
-        for x in found
-        if x.value() is not None and (x.operator, x.case, x.implementation) not in exchanged
-    }
+    timed = {x.identity: x for x in standing_alone(journal, found) if x.value() is not None}
     values = values_by_replicate(journal, timed.values())
     rivals: dict[tuple[str, str, str], list[Row]] = {}
     for row in timed.values():

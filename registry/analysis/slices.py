@@ -9,13 +9,14 @@ anybody: it is an extrapolation, has no row, and nothing is judged by it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 import msgspec
 
 from ..store.journal import Journal
-from ..store.metric import PEAKS, summarized
+from ..store.metric import PEAKS
+from ..store.processes import by_process, by_row
 from ..store.record import Case, Key, Record, ended
 from .statistics import mean_interval
 
@@ -68,12 +69,12 @@ def sliced(journal: Journal) -> tuple[Sliced, ...]:
     """Every implementation of every two slices of a run that differ in layers alone: of several the smallest, and
     the next larger one.
     """
-    found: dict[Key, list[Record]] = {}
+    found = by_row(journal.records)
     groups: dict[object, dict[int, Case]] = {}
-    for record in journal.records:
-        found.setdefault(record.identity, []).append(record)
-        if (layers := layers_of(record.case)) is not None:
-            groups.setdefault(_but_for_layers(record.case), {})[layers] = record.case
+    for mine in found.values():
+        case = mine[0].case
+        if (layers := layers_of(case)) is not None:
+            groups.setdefault(case.but_for(SLICE), {})[layers] = case
     out = []
     for cases in groups.values():
         if len(cases) > 1:
@@ -95,11 +96,6 @@ def layers_of(case: Case) -> int | None:
     return int(matched[1]) if matched else None
 
 
-def _but_for_layers(case: Case) -> object:
-    options = {name: x for name, x in case.options.items() if name != SLICE}
-    return case.operator, case.dtype, case.pass_, frozenset(case.axes.items()), frozenset(options.items())
-
-
 def _filled(journal: Journal, x: Sliced, small: Sequence[Record], large: Sequence[Record]) -> Sliced:
     for name, records in ((x.case, small), (x.other, large)):
         status, reason = ended(records) if records else ("unavailable", "not measured")
@@ -108,9 +104,9 @@ def _filled(journal: Journal, x: Sliced, small: Sequence[Record], large: Sequenc
     metrics = []
     processes = 0
     for metric in (small[0].case.primary, *PEAKS):
-        one, other = (_values(journal, y, metric) for y in (small, large))
-        both = sorted(one.keys() & other.keys())
         known = journal.metric(metric)
+        one, other = (by_process(y, known) for y in (small, large))
+        both = sorted(one.keys() & other.keys())
         # Rates do not add up over layers.
         if both and known.unit in ("ms", "s", "B"):
             pairs = [(one[y], other[y]) for y in both]
@@ -135,13 +131,3 @@ def _extrapolated(metric: str, unit: str, pairs: Sequence[tuple[float, float]], 
 
 def _estimate(values: Sequence[float]) -> Estimate:
     return Estimate(fmean(values), *(mean_interval(values) or (None, None)))
-
-
-def _values(journal: Journal, records: Sequence[Record], metric: str) -> Mapping[int, float]:
-    """By replicate a process's value."""
-    summary = journal.metric(metric).summary
-    return {
-        x.replicate: summarized(samples, summary)
-        for x in records
-        if x.measurement is not None and (samples := x.measurement.samples.get(metric))
-    }

@@ -7,12 +7,12 @@ processes, each of which timed both cases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ..store.journal import Journal
-from ..store.metric import summarized
+from ..store.processes import by_process
 from ..store.record import PROVIDER, Cache, Case, Record, ended
 from .rows import speedup
 
@@ -113,19 +113,11 @@ def _timed(journal: Journal, x: Twins, records: Sequence[Record], against: Seque
         status, reason = ended(lines) if lines else ("unavailable", "not measured")
         if status != "ok":
             return replace(x, missing=f"{case.name}: {reason}")
-    own, other = _values(journal, records), _values(journal, against)
+    metric = journal.metric(x.case.primary)
+    own, other = by_process(records, metric), by_process(against, metric)
     both = own.keys() & other.keys()
     # A process that has only one of them may have met another state of the machine.
     ratio, low, high = speedup({y: own[y] for y in both}, {y: other[y] for y in both})
     if ratio is None:
         return replace(x, missing="no process timed both")
     return replace(x, ratio=ratio, low=low, high=high)
-
-
-def _values(journal: Journal, records: Iterable[Record]) -> Mapping[int, float]:
-    """Each process's time."""
-    return {
-        x.replicate: summarized(x.measurement.samples[x.case.primary], journal.metric(x.case.primary).summary)
-        for x in records
-        if x.measurement is not None
-    }

@@ -143,20 +143,14 @@ def rates_tried(journal: Journal) -> dict[str, str | None]:
         if not known or record.implementation != EAGER or record.measurement is None:
             continue
         case = cases.setdefault(record.case.name, record.case)
-        tried = losses.setdefault(_apart(case), {})
+        tried = losses.setdefault(case.but_for("lr"), {})
         own = tried.setdefault(float(case.options["lr"]), {})
         own[record.replicate] = summarized(record.measurement.samples[PRIMARY], "last")
     return {
-        name: rate_tried(losses[_apart(case)], float(case.options["lr"]))
+        name: rate_tried(losses[case.but_for("lr")], float(case.options["lr"]))
         for name, case in cases.items()
-        if len(losses[_apart(case)]) > 1
+        if len(losses[case.but_for("lr")]) > 1
     }
-
-
-def _apart(case: Case) -> tuple[object, ...]:
-    """A case but for its learning rate."""
-    options = {name: value for name, value in case.options.items() if name != "lr"}
-    return (case.dtype, *sorted(case.axes.items()), *sorted((x, str(y)) for x, y in options.items()))
 
 
 def _measured(records: list[Record]) -> dict[int, Measurement]:

@@ -91,6 +91,12 @@ def value(measurement: Measurement | None, metric: Metric) -> float:
     return summarized(samples, metric.summary) if samples else math.nan
 
 
+def by_process(records: Iterable[Record], metric: Metric) -> dict[int, float]:
+    """Each process's value of a metric, by its number, where it has any."""
+    found = {x.replicate: value(x.measurement, metric) for x in records}
+    return {replicate: x for replicate, x in found.items() if not math.isnan(x)}
+
+
 def process_values(header: Header, records: Iterable[Record]) -> dict[Key, Processes]:
     """The rows of a run that ended well."""
     metrics = {x.name: x for x in header.metrics}

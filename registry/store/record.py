@@ -142,6 +142,11 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pas
         """How many GPUs it takes, each with a process of its own, its rank."""
         return self.axes.get(GPUS, 1)
 
+    def but_for(self, option: str) -> tuple[object, ...]:
+        """What it is but for an option: cases that are alike in this differ in that alone."""
+        options = sorted((name, str(x)) for name, x in self.options.items() if name != option)
+        return (self.operator, self.dtype, self.pass_, *sorted(self.axes.items()), *options)
+
 
 SLOWED = 0.02
 """By how much a clock must be lower for a throttle reason to matter: an H200 has its power cap's flag up in every

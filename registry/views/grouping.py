@@ -11,7 +11,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..analysis.rows import DERIVED, Row
-from ..store.journal import Journal
 from ..store.metric import LATENCY, LAUNCH, Metric
 from ..store.record import PROVIDER
 
@@ -103,12 +102,6 @@ def cases(rows: Iterable[Row]) -> tuple[CaseRows, ...]:
     for row in rows:
         found.setdefault((row.operator, row.case, row.cache), []).append(row)
     return tuple(CaseRows(x[0].operator, x[0].case, x[0].pass_, _parts(x[0]), tuple(x)) for x in found.values())
-
-
-def standing_alone(journal: Journal, found: Iterable[Row]) -> tuple[Row, ...]:
-    """The rows but those of systems that are there for an exchange of a part, which are read beside their base."""
-    exchanged = journal.header.request.exchanged
-    return tuple(x for x in found if (x.operator, x.case, x.implementation) not in exchanged)
 
 
 def options(row: Row) -> dict[str, str]:

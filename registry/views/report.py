@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import figures
 from ..analysis.ceilings import Ceilings
-from ..analysis.peers import peers
+from ..analysis.peers import peers, standing_alone
 from ..analysis.releases import releases
 from ..analysis.releases import told as aged
 from ..analysis.repeated import said
@@ -38,7 +38,7 @@ from .canvas import Axis, marker
 from .comparison_table import RunComparison, compare
 from .convergence import Convergence, convergences, layer_cells
 from .crossing import MEASURES, Contest, contests
-from .grouping import CaseRows, Group, cases, columns, goodness, groups, standing_alone
+from .grouping import CaseRows, Group, cases, columns, goodness, groups
 from .looks import Series, apart, palette
 from .monitor import Monitored, monitored
 from .sizes import Sweep, sweeps

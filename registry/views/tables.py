@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import figures
+from ..analysis.peers import standing_alone
 from ..analysis.rows import BANDWIDTH, DERIVED, THROUGHPUT, Row, category, rows
 from ..analysis.selection import EVERYTHING, Selection
 from ..store.journal import Journal
@@ -13,7 +14,7 @@ from ..store.record import PROVIDER, YARDSTICK, Header
 from . import rivals, summary
 from .convergence_table import convergence_table
 from .crossing import MEASURES, Contest, contests
-from .grouping import CaseRows, Group, columns, groups, standing_alone
+from .grouping import CaseRows, Group, columns, groups
 from .own_step_table import own_step_table
 from .scaling_table import each_table, scaling_table
 from .slices_table import slices_table

@@ -305,23 +305,16 @@ class Watch:
         if self._nvml is None:
             yield
             return
-        counter, done = Counter(), threading.Event()
+        counter = Counter()
         nvml, clock = self._nvml, self._clock
 
         def look() -> None:
-            while not done.is_set():
-                millijoules = nvml.get("TotalEnergyConsumption")  # other threads go on meanwhile
-                if millijoules is not None:
-                    counter.read(clock(), int(millijoules))
-                done.wait(LOOK_S)
+            millijoules = nvml.get("TotalEnergyConsumption")  # other threads go on meanwhile
+            if millijoules is not None:
+                counter.read(clock(), int(millijoules))
 
-        looking = threading.Thread(target=look, name="energy", daemon=True)
-        looking.start()
-        try:
+        with _repeated(look, LOOK_S, "energy"):
             yield
-        finally:
-            done.set()
-            looking.join()
         if len(counter.steps) > 1:
             self._spans.append((counter.steps[0], counter.steps[-1]))
 
@@ -331,20 +324,10 @@ class Watch:
         if self._nvml is None:
             yield
             return
-        done = threading.Event()
-
-        def look() -> None:
-            while not done.wait(every_s):
-                self.read()
-
-        self.read()
-        looking = threading.Thread(target=look, name="telemetry", daemon=True)
-        looking.start()
         try:
-            yield
+            with _repeated(self.read, every_s, "telemetry"):
+                yield
         finally:
-            done.set()
-            looking.join()
             self.read()
 
     def metrics(self) -> dict[str, float]:
@@ -370,6 +353,25 @@ class Watch:
             temperature_c=self._temperature,
             reasons=tuple(name for bit, name in THROTTLE.items() if self._mask & bit),
         )
+
+
+@contextlib.contextmanager
+def _repeated(look: Callable[[], None], every_s: float, name: str) -> Iterator[None]:
+    """Calls it in a thread of that name, at once and then at such intervals, until the block ends."""
+    done = threading.Event()
+
+    def looks() -> None:
+        while not done.is_set():
+            look()
+            done.wait(every_s)
+
+    looking = threading.Thread(target=looks, name=name, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        done.set()
+        looking.join()
 
 
 def close(nvml: Nvml | None) -> None:

@@ -291,21 +291,21 @@ def prepare_coarse(case: Case, session: Session) -> Prepared:
     """The answer where products may be in 8 bits, and how far rounding to these alone takes a step from it."""
     r = read(case)
     found = (prepare_routed if is_routed(r) else prepare_large if r.large else prepare)(case, session)
-    with session.device.growing() if r.large else nullcontext():
-        try:
-            held = r.checked if sliced(case) else r
-            return replace(found, coarse=coarse_products.rounding(held, catalog(), session, found.expected))
-        finally:
-            session.device.release()
+    return replace(found, coarse=rounded_alone(case, session, found.expected, coarse_products.rounding))
 
 
 def prepare_routed(case: Case, session: Session) -> Prepared:
     """The answer of a large model of experts, and how far rounding alone takes routers' gradients from it."""
-    found, r = prepare_large(case, session), read(case)
-    with session.device.growing():
+    found = prepare_large(case, session)
+    return replace(found, scattered=rounded_alone(case, session, found.expected, yardstick.gradient))
+
+
+def rounded_alone(case: Case, session: Session, expected: answer.Expected, how: Callable[..., Any]) -> Any:
+    """What a step that is rounded and nothing else says, by `how`: of the layers that systems are checked with."""
+    r = read(case)
+    with session.device.growing() if r.large else nullcontext():
         try:
-            held = r.checked if sliced(case) else r
-            return replace(found, scattered=yardstick.gradient(held, catalog(), session, found.expected))
+            return how(r.checked if sliced(case) else r, catalog(), session, expected)
         finally:
             session.device.release()
 
