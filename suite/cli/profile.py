@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SHOWN = 25
 """Kernels in the table; all are in the JSON and in the trace."""
+LIGHT = {"compute": " %", "memory": " %", "l2": " %", "occupancy": " %", "registers": "", "waves": "waves"}
+"""What Nsight Compute said of a kernel, and the unit."""
 LONGEST = 100
 """Characters of a kernel's name in the table: templates of C++ have hundreds."""
 
@@ -69,8 +71,10 @@ def command_profile(row: str, run: str, steps: int, ncu: bool, output: Path | No
 
 
 def _page(title: str, found: Profile, light: tuple[Light, ...]) -> Page:
-    limits = {x.kernel: x for x in light}
-    # A narrow terminal drops what Nsight Compute said, then the number of calls.
+    from ..run.profile import over_launches
+
+    limits = over_launches(light)
+    # A narrow terminal drops what Nsight Compute said, the last first, then the number of calls.
     table = Table(
         (
             Column("kernel", folds=20),
@@ -78,13 +82,13 @@ def _page(title: str, found: Profile, light: tuple[Light, ...]) -> Page:
             Column("calls", number=True, drop=1),
             Column("ms", number=True),
             Column("of the step", number=True),
-            *(Column(x, number=True, drop=2) for x in ("compute", "memory") if light),
+            *(Column(x, number=True, drop=2 + i) for i, x in enumerate(LIGHT) if light),
         ),
         title,
     )
     for x in found.kernels[:SHOWN]:
         known = limits.get(x.name)
-        more = (f"{known.compute:.0f} %", f"{known.memory:.0f} %") if known else ()
+        more = [_said(getattr(known, name), unit) for name, unit in LIGHT.items()] if known else []
         table.add(_shortened(x.name), x.kind, f"{x.calls:g}", f"{x.ms:.4f}", figures.percent(x.share, 1), *more)
     parts = [(kind, found.ms(kind)) for kind in ("ours", "product", "copy", "other")]
     parts.append(("gaps", found.gap_ms))
@@ -93,6 +97,10 @@ def _page(title: str, found: Profile, light: tuple[Light, ...]) -> Page:
     if (left := len(found.kernels) - SHOWN) > 0:
         page.append(line(f"and {left} shorter ones", style="dim"))
     return [*page, line(f"a step of {found.step_ms:.3f} ms, profiled: {shares}")]
+
+
+def _said(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:.1f}" if unit == "waves" else f"{value:.0f}{unit}"
 
 
 def _shortened(name: str) -> str:

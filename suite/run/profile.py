@@ -158,22 +158,59 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 class Light(msgspec.Struct, frozen=True):
-    """How far a kernel is from the device's limits, as Nsight Compute says: percentages of the peak rates."""
+    """How far one launch of a kernel is from the device's limits, as Nsight Compute says.
+
+    Throughputs are percentages of the peak rates, of memory that of its busiest part. Occupancy is the share of a
+    multiprocessor's warps that were at work; waves say how often the grid fills the device. `None` was not said.
+    """
 
     kernel: str
-    compute: float
-    memory: float
+    us: float | None = None
+    compute: float | None = None
+    memory: float | None = None
+    dram: float | None = None
+    l2: float | None = None
+    occupancy: float | None = None
+    registers: float | None = None
+    waves: float | None = None
+
+
+SAID = {
+    ("Duration", "ns"): ("us", 1e-3),
+    ("Duration", "us"): ("us", 1.0),
+    ("Duration", "ms"): ("us", 1e3),
+    ("Compute (SM) Throughput", "%"): ("compute", 1.0),
+    ("Memory Throughput", "%"): ("memory", 1.0),
+    ("DRAM Throughput", "%"): ("dram", 1.0),
+    ("L2 Cache Throughput", "%"): ("l2", 1.0),
+    ("Achieved Occupancy", "%"): ("occupancy", 1.0),
+    ("Registers Per Thread", "register/thread"): ("registers", 1.0),
+    ("Waves Per SM", ""): ("waves", 1.0),
+}
+"""Names and units of Nsight Compute's sections SpeedOfLight, Occupancy and LaunchStats."""
 
 
 def speed_of_light(text: str) -> tuple[Light, ...]:
-    """Nsight Compute's CSV of its section SpeedOfLight, launch by launch."""
+    """Nsight Compute's CSV, launch by launch."""
     start = text.find('"ID"')
     found: dict[tuple[str, str], dict[str, float]] = {}
     for row in csv.DictReader(io.StringIO(text[start:] if start >= 0 else "")):
-        name, value = row.get("Metric Name", ""), (row.get("Metric Value") or "").replace(",", "")
-        if name in ("Compute (SM) Throughput", "Memory Throughput") and row.get("Metric Unit") == "%":
-            found.setdefault((row["ID"], row["Kernel Name"]), {})[name] = float(value)
-    return tuple(
-        Light(kernel, x.get("Compute (SM) Throughput", 0.0), x.get("Memory Throughput", 0.0))
-        for (_, kernel), x in found.items()
-    )
+        said = SAID.get((row.get("Metric Name") or "", row.get("Metric Unit") or ""))
+        if said is not None and (value := row.get("Metric Value")):
+            name, scale = said
+            found.setdefault((row["ID"], row["Kernel Name"]), {})[name] = scale * float(value.replace(",", ""))
+    return tuple(Light(kernel, **x) for (_, kernel), x in found.items())
+
+
+def over_launches(lights: Iterable[Light]) -> dict[str, Light]:
+    """By kernel: the mean of its launches, each by its time."""
+    launches: dict[str, list[Light]] = {}
+    for x in lights:
+        launches.setdefault(x.kernel, []).append(x)
+
+    def mean(of: Sequence[Light], name: str) -> float | None:
+        said = [(getattr(x, name), x.us or 1.0) for x in of if getattr(x, name) is not None]
+        return sum(value * us for value, us in said) / sum(us for _, us in said) if said else None
+
+    names = [x for x in Light.__struct_fields__ if x != "kernel"]
+    return {kernel: Light(kernel, **{x: mean(of, x) for x in names}) for kernel, of in launches.items()}

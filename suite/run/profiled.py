@@ -21,7 +21,13 @@ from .profile import Light, Profile, names, speed_of_light, summarized
 from .profiler import NO_STEP, ProfileTask
 
 DEADLINE_S = 900.0
-NCU = ("ncu", "--clock-control", "none", "--target-processes", "all", "--csv", "--section", "SpeedOfLight")
+SECTIONS = ("SpeedOfLight", "Occupancy", "LaunchStats")
+NCU = (
+    "ncu", "--clock-control", "none", "--target-processes", "all", "--profile-from-start", "off", "--csv",
+    *(x for name in SECTIONS for x in ("--section", name)),
+)  # fmt: skip
+"""Of the step alone, which the process says by the CUDA profiler's range: a row's inputs and its reference run
+kernels, too, and each that is profiled is run several times."""
 NCU_STEPS = 1
 
 

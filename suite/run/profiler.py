@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,17 @@ def work(task: ProfileTask) -> None:
         if task.traced:
             _traced(task, step, device)
         else:
-            for _ in range(task.steps):
-                step()
-            device.synchronize()
+            with _range(task.device):
+                for _ in range(task.steps):
+                    step()
+                device.synchronize()
+
+
+def _range(device: DeviceKind) -> AbstractContextManager[None]:
+    """What a tool that looks on, and was told to wait for it, sees."""
+    import torch
+
+    return torch.cuda.profiler.profile() if device == "cuda" else nullcontext()
 
 
 def _step(task: ProfileTask, catalog: Catalog, device: Device) -> Callable[[], Any]:

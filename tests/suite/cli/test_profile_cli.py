@@ -15,7 +15,7 @@ from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.cli.profile import LONGEST, _page
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.plan import Plan
-from kernelmark.suite.run.profile import Kernel, Profile
+from kernelmark.suite.run.profile import Kernel, Light, Profile
 
 
 @pytest.fixture
@@ -113,3 +113,13 @@ def test_a_long_name_keeps_its_ends():
     assert " … " in text
     assert "aaa, float>" in text
     assert max(map(len, text.splitlines())) < LONGEST + 60
+
+
+def test_what_nsight_compute_said_stands_beside_a_kernel():
+    found = Profile(1, 2.0, 1.0, (Kernel("norm", "ours", 2.0, 1.0, 0.5), Kernel("gemm", "product", 1.0, 0.0, 0.0)))
+    text = render(_page("row", found, (Light("norm", us=4.0, compute=12.4, memory=91.5, waves=1.55),)))
+    (norm,) = (x for x in text.splitlines() if x.startswith("norm"))
+    assert norm.split()[-5:] == ["12", "%", "92", "%", "1.6"]
+    narrow = render(_page("row", found, (Light("norm", compute=12.4, waves=1.55),)), 60)
+    assert "Left out at 60 columns: " in narrow
+    assert "waves" in narrow.partition("Left out")[2]

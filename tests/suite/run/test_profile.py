@@ -7,7 +7,7 @@ from pathlib import Path
 import kernelmark.suite
 import pytest
 from kernelmark.registry.store.record import Case
-from kernelmark.suite.run.profile import STEP, Light, launches, names, speed_of_light, summarized
+from kernelmark.suite.run.profile import STEP, Light, launches, names, over_launches, speed_of_light, summarized
 
 
 def event(name, category, ts, dur, tid=1):
@@ -112,11 +112,25 @@ def test_what_nsight_compute_says():
         '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
         '"0","norm","Memory Throughput","%","91.5"\n'
         '"0","norm","Compute (SM) Throughput","%","12.25"\n'
-        '"0","norm","Duration","us","1,204.2"\n'
+        '"0","norm","Duration","ns","1,204,250"\n'
+        '"0","norm","Waves Per SM","","1.55"\n'
+        '"0","norm","Registers Per Thread","register/thread","96"\n'
+        '"0","norm","","",""\n'
         '"1","gemm","Compute (SM) Throughput","%","80"\n'
+        '"1","gemm","Achieved Occupancy","%","24.5"\n'
+        '"1","gemm","L2 Cache Throughput","%","77.5"\n'
     )
-    assert speed_of_light(text) == (Light("norm", 12.25, 91.5), Light("gemm", 80.0, 0.0))
+    assert speed_of_light(text) == (
+        Light("norm", us=1204.25, compute=12.25, memory=91.5, registers=96.0, waves=1.55),
+        Light("gemm", compute=80.0, occupancy=24.5, l2=77.5),
+    )
     assert speed_of_light("==ERROR== ERR_NVGPUCTRPERM") == ()
+
+
+def test_launches_of_one_kernel_count_by_their_time():
+    first, second = Light("norm", us=1.0, memory=40.0, waves=1.0), Light("norm", us=3.0, memory=80.0)
+    found = over_launches([first, Light("gemm", compute=80.0), second])
+    assert found == {"norm": Light("norm", us=2.5, memory=70.0, waves=1.0), "gemm": Light("gemm", compute=80.0)}
 
 
 @pytest.mark.parametrize(
