@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from ._terms import Call, forcing
+from ._terms import Call, forcing, keeping
 
 
 def rows_of_k(a: Any, b: Any) -> tuple[Any, Any]:
@@ -23,6 +23,13 @@ def by_rows_of_k(case: Any, call: Call) -> Call:
         return call(a=a, b=b, **rest)
 
     return forcing(laid, lambda a, b, **rest: rows_of_k(a, b))
+
+
+def without_padding() -> Call:
+    """The weight's scales of blocks, `scale_b` (⌈K / 128⌉, ⌈N / 128⌉), for libraries that take their address and
+    count rows of ⌈K / 128⌉. Ours are padded to four, as cuBLAS takes them; made once, as a model's are.
+    """
+    return keeping(lambda scale_b: scale_b.t().contiguous().t(), "scale_b")
 
 
 def has_recipe(case: Any, library: str, recipes: Collection[str]) -> None:

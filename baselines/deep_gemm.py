@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ._products import by_rows_of_k, has_recipe
-from ._terms import Call, forward_only, keeping, refusing
+from ._products import by_rows_of_k, has_recipe, without_padding
+from ._terms import Call, forward_only, refusing
 
 REQUIRES = ("deep-gemm",)
 INSTALL = "build it from github.com/deepseek-ai/DeepGEMM (PyPI's is too old), or take vLLM's copy: vllm_deep_gemm"
@@ -32,11 +32,11 @@ def fp8_product(case: Any, library: Any) -> Call:
     import torch
 
     has_recipe(case, "DeepGEMM", ("block", "group"))
-    dense = keeping(lambda scale_b: scale_b.t().contiguous(), "scale_b")
+    dense = without_padding()
 
     def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
         out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
-        pairs = (a, scale_a), (b.t(), dense(scale_b=scale_b))
+        pairs = (a, scale_a), (b.t(), dense(scale_b=scale_b).t())
         library.fp8_gemm_nt(*pairs, out, recipe=(1, 128, 128), disable_ue8m0_cast=True)
         return out
 

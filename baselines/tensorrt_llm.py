@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._products import without_padding
 from ._terms import Call, forward_only
 
 REQUIRES = ("tensorrt-llm",)
@@ -42,8 +43,10 @@ def fp8_matmul(case: Any) -> Call:
     if case.options["recipe"] != "block":
         raise NotImplementedError("TensorRT-LLM's product has scales of blocks only")
 
+    dense = without_padding()
+
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
-        scales = scale_a.t().contiguous(), scale_b.t().contiguous()
+        scales = scale_a.t().contiguous(), dense(scale_b=scale_b).t()
         return torch.ops.trtllm.fp8_block_scaling_gemm(a, b.t(), *scales)
 
     return call

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from . import _blocks, _transformers_models, _vllm_engine, deep_gemm
-from ._products import by_rows_of_k, has_recipe
+from ._products import by_rows_of_k, has_recipe, without_padding
 from ._terms import Call, forcing, forward_only, keeping, refusing
 
 REQUIRES = ("vllm",)
@@ -77,15 +77,18 @@ def _deep_gemm() -> Any:
 
 @serving
 def fp8_matmul(case: Any) -> Call:
-    """`cutlass_scaled_mm`, CUTLASS's products."""
+    """`cutlass_scaled_mm`, CUTLASS's products. Of blocks of scales it takes the address and no strides."""
     import torch
 
     has_recipe(case, "cutlass_scaled_mm", ("tensor", "row", "block"))
     if case.options["recipe"] == "block" and case.axes["K"] % 128:
         raise NotImplementedError("vLLM gives cutlass_scaled_mm no blocks of scales unless K is a multiple of 128")
     ops = _library("ops")
+    dense = without_padding()
 
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+        if recipe == "block":
+            scale_b = dense(scale_b=scale_b)
         out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
         ops.cutlass_scaled_mm(out, a, b, scale_a, scale_b, None)
         return out
@@ -130,20 +133,24 @@ def _quantized(ops: Any, x: Any, norm_weight: Any, eps: float) -> tuple[Any, Any
 
 @serving
 def quantized_linear(case: Any) -> Call:
-    """The fused quantization, then `cutlass_scaled_mm` of 1×128 by 128×128."""
+    """The fused quantization, then `cutlass_scaled_mm` of 1×128 by 128×128, whose scales lie without padding."""
     import torch
 
     ops = _library("ops")
     if case.axes["K"] % 128 or case.axes["N"] % 128:
         raise NotImplementedError("vLLM's fused quantization and its product take multiples of 128")
 
+    def conversion(scale: Any, **rest: Any) -> Any:
+        return scale.contiguous()
+
     def call(x: Any, weight: Any, scale: Any, norm_weight: Any, eps: float) -> Any:
         q, scale_q = _quantized(ops, x, norm_weight, eps)
         out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
-        ops.cutlass_scaled_mm(out, q, weight.t(), scale_q, scale.t(), None)
+        ops.cutlass_scaled_mm(out, q, weight.t(), scale_q, conversion(scale).t(), None)
         return out
 
-    return call
+    # Rows of ours are padded to four scales, each of 128 columns.
+    return forcing(call, conversion) if case.axes["K"] % 512 else call
 
 
 @serving
@@ -195,8 +202,8 @@ def moe_triton_kernels(case: Any) -> Call:
     vLLM's `triton_kernel_moe_forward`, which routes by the logits that PyTorch gives.
 
     Its weights have gate and up in turns and K before the columns: laid so once, as a server does that loads a
-    model. It keeps the choice of experts to itself, so PyTorch makes it once more, within the call. Not run on a
-    GPU yet.
+    model. It keeps the choice of experts to itself, so PyTorch makes it once more, within the call. On an H200
+    two sizes ran and were right (`20261127-122232-f28b`).
     """
     import torch
 
@@ -405,7 +412,8 @@ def _fa3(case: Any) -> Any:
 @serving
 def attention(case: Any) -> Call:
     """FlashAttention 3's forward pass by its operator, which vLLM builds for packed tokens (T, H, D) only.
-    Windows, a cap of scores and sinks are its own.
+    Windows, a cap of scores and sinks are its own. vLLM compiles no backward pass: a build of FlashAttention 3
+    itself has one, and was not tried.
 
     One sequence of our (B, H, S, D) is a view of that; of more, the tokens are copied together.
     """

@@ -35,7 +35,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"p
     """One published benchmark. `value` is a throughput, a time or, with `over`, times another's speed.
 
     `by` is who published it, where that was not the peer's authors; `where` is the place in the source, and its
-    flags. `less` and `more` are reasons for a measurement below or above it.
+    flags. `less` and `more` are reasons for a measurement below or above it, `wrong` for an incorrect answer.
     """
 
     peer: str
@@ -56,6 +56,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"p
     by: str = ""
     less: str = ""
     more: str = ""
+    wrong: str = ""
 
     def __post_init__(self) -> None:
         if self.gpu not in GPUS:

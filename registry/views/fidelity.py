@@ -64,7 +64,8 @@ def verdict(x: Repeat) -> str:
         return "not run"
     if x.measured is None:
         if x.row.status != "ok":
-            return f"no time: {x.row.status.replace('_', ' ')}: {x.row.reason}"
+            why = x.figure.wrong if x.row.status == "incorrect" else ""
+            return f"no time: {x.row.status.replace('_', ' ')}: {x.row.reason}" + (f"; {why}" if why else "")
         return f"no time of {x.figure.over}" if x.figure.over else "no time"
     if x.speed is None:
         return (

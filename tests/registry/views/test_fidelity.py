@@ -38,6 +38,7 @@ def test_each_figure_and_each_peer_without_one(literal: Any) -> None:
         literal.record("mine", 4.0, case=case),
         literal.record("vllm", case=case, status="unavailable", reason="environment 'vllm' is not installed"),
         literal.record("arm", 4.0, case=case),
+        literal.record("torchao", case=case, status="incorrect", reason="verify: output"),
     ]
     asked = Request(systems=({"name": "arm", "base": "torch"},))
     run = literal.journal(*records, conditions={"gpu": "NVIDIA H200"}, request=asked)
@@ -49,7 +50,8 @@ def test_each_figure_and_each_peer_without_one(literal: Any) -> None:
             figure("liger", 500, unit="GB/s", bound="memory"),
             figure("liger", 2, unit="×", over="mine"),
             figure("liger", 2, unit="×", over="quack"),
-            figure("vllm", 500),
+            figure("vllm", 500, wrong="scales"),
+            figure("torchao", 500, wrong="scales"),
             figure("quack", 500),
         ),
         none=(Missing("none was found", ("xformers", "fla")),),
