@@ -108,7 +108,7 @@ def test_more_or_fewer_keys_than_queries(lengths, keys, mask):
         assert not output[at : at + blind].any()
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), min_size=1, max_size=4),
     mask=st.sampled_from(["causal", "full"]),
@@ -118,7 +118,7 @@ def test_any_lengths(pairs, mask):
     check(draw(lengths, 2, 1, 16, keys=keys), mask)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 100)), min_size=1, max_size=2),
     mask=st.sampled_from(["causal", "full"]),
@@ -321,7 +321,7 @@ def rows_of(lengths, others, block):
     return listed[: int(listed[rows, 0]), :7].tolist(), rows
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=6),
     block=st.sampled_from([16, 64]),

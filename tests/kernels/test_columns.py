@@ -12,7 +12,7 @@ from kernelmark.kernels.matmul._columns import sums_of_columns
 from .layouts import LAYOUTS, laid
 
 
-@settings(deadline=None, max_examples=30)  # the interpreter takes its time
+@settings(max_examples=30)  # the interpreter takes its time
 @given(
     M=st.integers(0, 90),
     N=st.integers(0, 40),

@@ -68,7 +68,7 @@ def check(found, want):
         torch.testing.assert_close(a.double(), b.double(), rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.integers(1, 7), st.integers(1, 9000), st.integers(0, 2), st.integers(1, 4), st.integers(1, 4),
     st.integers(2, 8), st.integers(0, 2), st.integers(0, 3), st.booleans(), st.booleans(), st.integers(0, 99),

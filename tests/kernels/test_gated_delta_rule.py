@@ -25,7 +25,7 @@ def agree(given, dtype="fp32"):
         assert (a.double() - b).norm() <= OPERATOR.tolerances[dtype].norm * b.norm()
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(
     S=st.integers(1, 130),
     K=st.integers(1, 40),

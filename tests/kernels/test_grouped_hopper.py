@@ -35,7 +35,7 @@ def numbers(counts):
     return torch.tensor(counts, dtype=torch.int32)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(COUNTS, st.sampled_from([64, 128]), st.integers(0, 70))
 def test_masked_tiles(counts, height, more):
     """Each row that counts is in one tile, which begins with one that does."""
@@ -50,7 +50,7 @@ def test_more_rows_than_a_group_has_room_for_have_no_tile():
     assert listed(tiles) == [(0, 0), (0, 64), (1, 0), (2, 0), (2, 64)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(COUNTS, st.sampled_from([64, 128]))
 def test_compact_tiles(counts, height):
     """Groups follow each other, each from the beginning of a tile."""
@@ -61,7 +61,7 @@ def test_compact_tiles(counts, height):
         assert count == 0 or start == groups.index(e) * height
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(COUNTS, st.sampled_from([64, 128]), st.integers(0, 3), st.integers(0, 127))
 def test_contiguous_tiles(counts, height, none, odd):
     """Rows of no group, between groups and behind them, have no tile where a whole one has none else."""
@@ -75,7 +75,7 @@ def test_contiguous_tiles(counts, height, none, odd):
         assert listed(grouped_tiles.contiguous(numbers(rows), height)) == want
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 9), st.integers(1, 12))
 def test_every_tile_is_one_programs(row_tiles, column_tiles, section, programs):
     """Also where there are none."""

@@ -9,7 +9,7 @@ from kernelmark.kernels.matmul._lookup import add_rows
 from .layouts import LAYOUTS, laid
 
 
-@settings(deadline=None, max_examples=30)  # the interpreter takes its time
+@settings(max_examples=30)  # the interpreter takes its time
 @given(
     M=st.integers(0, 20),
     N=st.integers(0, 40),

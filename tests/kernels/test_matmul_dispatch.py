@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.kernels.matmul import _dispatch as dispatch
 from kernelmark.suite.plan_file import Drawn
@@ -23,7 +23,6 @@ SIZES = st.integers(1, 40000)
 KINDS = (dispatch.SIXTEEN, dispatch.FAST, dispatch.PROMOTED, dispatch.GROUPED)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(KINDS), SIZES, SIZES, SIZES, st.booleans(), st.sampled_from([1, 78, 132]))
 def test_chooses(kind, M, N, K, gated, programs):
     gated &= kind == dispatch.SIXTEEN

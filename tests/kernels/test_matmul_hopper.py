@@ -55,7 +55,7 @@ def played(monkeypatch):
 SMALL = Schedule(columns=128, step=32, stages=2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 9),
     st.integers(1, 9),

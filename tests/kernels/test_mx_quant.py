@@ -69,7 +69,7 @@ def test_scales(format, rounding, dtype):
     assert torch.equal(scales.view(torch.uint8).double(), (powers[rounding] + 127).clamp(0))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_nearest_in_four_bits(seed, dtype):
     """Each element is a nearest one of the format, and of two the one with the even code."""

@@ -25,7 +25,7 @@ def names(plan):
 
 
 @pytest.mark.usefixtures("untraced")
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(1, 40))
 def test_every_case_is_in_exactly_one_shard_in_the_plans_order(count):
     parts = [cut(PLAN, CELLS, (i, count)) for i in range(1, count + 1)]
@@ -156,7 +156,7 @@ def replicates(parts):
 
 
 @pytest.mark.usefixtures("untraced")
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(1, 30))
 def test_every_seed_of_a_training_is_in_exactly_one_shard(count):
     parts = [cut(TRAININGS, ARMS, (i, count)) for i in range(1, count + 1)]

@@ -604,7 +604,7 @@ cells = st.dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     found=cells,
     bytes_=st.integers(0, 2**45),

@@ -133,7 +133,7 @@ def test_rounds_without_a_time_are_left_out() -> None:
 anything = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.lists(anything, max_size=8), min_size=5, max_size=5), st.builds(Noise, anything, anything))
 def test_garbage_gives_a_reason(rows: list[list[float]], noise: Noise) -> None:
     found = attribute(KEY, dict(zip(arms(True, True, True), rows, strict=True)), OPTIONS, noise)
@@ -141,7 +141,7 @@ def test_garbage_gives_a_reason(rows: list[list[float]], noise: Noise) -> None:
     msgspec.json.encode(found)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.floats(-0.3, 0.3), st.floats(-0.3, 0.3), st.floats(1e-6, 1e6))
 def test_scaling_changes_nothing_and_shares_add_up(
     seed: int, code: float, environment: float, scale: float
@@ -156,7 +156,7 @@ def test_scaling_changes_nothing_and_shares_add_up(
     assert logs == pytest.approx(math.log1p(found.change), abs=1e-9)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.floats(0.05, 0.3))
 def test_swapping_the_factors_swaps_the_causes(seed: int, effect: float) -> None:
     data = {arm: x for arm, x in medians(seed=seed, code=effect).items() if not arm.tuning}

@@ -97,7 +97,7 @@ def test_neighbours_that_are_alike_are_no_step() -> None:
     assert alarms <= 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 39), st.floats(0.3, 4.0))
 def test_no_odd_run_hides_a_step(place: int, factor: float) -> None:
     series = steps((1.0, 20), (1.1, 20))
@@ -105,14 +105,14 @@ def test_no_odd_run_hides_a_step(place: int, factor: float) -> None:
     assert any(abs(x - 20) <= 1 for x in found(series))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=30))
 def test_garbage_does_not_crash(series: list[float]) -> None:
     points = change_points(series, np.random.default_rng(1))
     assert all(3 <= point.index < len(series) for point in points)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(3, 15), st.integers(3, 15), st.floats(1.1, 3.0), st.floats(1e-3, 1e3))
 def test_a_clean_step_is_found_at_any_scale(left: int, right: int, factor: float, scale: float) -> None:
     assert found([scale] * left + [scale * factor] * right) == [left]

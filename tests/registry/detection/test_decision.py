@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.registry.detection import noise
 from kernelmark.registry.detection.assessment import assess
@@ -519,7 +519,7 @@ plausible = st.floats(0.5, 2.0)
 anything = st.floats(allow_nan=True, allow_infinity=True)
 five = st.lists(plausible, min_size=5, max_size=5)
 ten = st.lists(plausible, min_size=10, max_size=10)
-relaxed = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=60)
 
 
 def swapped(comparison: Comparison) -> Comparison:

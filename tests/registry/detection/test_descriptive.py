@@ -106,7 +106,7 @@ def test_scipy_stats_is_not_imported_to_decide() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.floats(1e-6, 1e6), max_size=12), st.lists(st.floats(1e-6, 1e6), max_size=12))
 def test_swapping_turns_the_signs(x: list[float], y: list[float]) -> None:
     there, back = describe(x, y), describe(y, x)

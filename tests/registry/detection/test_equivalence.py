@@ -126,7 +126,7 @@ def test_errors_are_as_rare_as_the_level_says(sd):
 finite = st.floats(-1e6, 1e6)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.floats(), st.floats()), max_size=12), st.floats(1e-9, 1e6), st.booleans())
 def test_anything_gets_an_answer(pairs, margin, relative):
     base, current = zip(*pairs, strict=True) if pairs else ((), ())
@@ -135,7 +135,7 @@ def test_anything_gets_an_answer(pairs, margin, relative):
     assert found.reason
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(finite, finite), min_size=3, max_size=12), st.floats(1e-3, 1e6))
 def test_swapping_the_sides_mirrors_an_absolute_difference(pairs, margin):
     base, current = zip(*pairs, strict=True)

@@ -310,7 +310,7 @@ def test_errors_name_the_line(tmp_path: Path, text: str, said: str) -> None:
         read("golang", path)
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([*FORMATS]), st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_no_bytes_crash_a_reader(tmp_path: Path, form: str, raw: bytes) -> None:
     path = tmp_path / "file"

@@ -230,7 +230,7 @@ def test_a_damaged_compressed_journal_is_a_message(literal: Any, tmp_path: Path,
         read(path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=80), st.integers(0, 3))
 def test_no_bytes_bring_anything_but_a_journal_or_a_message(noise: bytes, place: int) -> None:
     good = encode(

@@ -130,7 +130,7 @@ def test_right_sums_are_within_the_bound(size, world, scheme):
     held(x, residual, scheme, exchanged(x, residual, scheme), norm=math.inf if size < 4096 else None)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(2, 4),
     st.integers(1, 700),

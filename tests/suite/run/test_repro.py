@@ -8,7 +8,7 @@ from functools import cache
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
@@ -113,7 +113,6 @@ def _loaded(name, device):
     return plans.load(name, CATALOG, device, ["gelu", "attention"])
 
 
-@settings(deadline=None)  # whole plans are parsed, on a machine that may have other work
 @given(
     st.sampled_from(["quick", "standard", "full"]),
     st.sampled_from(["cpu", "cuda"]),
