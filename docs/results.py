@@ -16,7 +16,7 @@ import sys
 from _page import placed
 from _results.again import lost
 from _results.attention import crossing_lengths, dense_attention
-from _results.convergence import convergence, resumed
+from _results.convergence import convergence, exchanged, resumed
 from _results.cpu import cpu_page
 from _results.inference import decoding, forward_passes, server
 from _results.limits import incorrect, noise, not_shown, rewired, slower
@@ -52,7 +52,7 @@ from _results.runs import (
 )
 from _results.several_gpus import collectives, context, data_parallel, side_by_side_gpus
 from _results.tables import by_operator, by_row, ratio_of, refused_of
-from _results.training import host_calls, techniques, training_steps
+from _results.training import eight_bits, host_calls, techniques, training_steps
 from _results.worths import truth_of_worth, worth_of_parts
 from kernelmark.registry import figures
 from kernelmark.registry.analysis.repeated import said
@@ -120,10 +120,12 @@ def page() -> str:
         "makes of them in so many layers ([the bound](training.md#precision)).",
         *by_row("8 B parameters in 8 bits by graphs", PRECISION_8B_GRAPHS),
         "Refused for a gradient of keys likewise, ours in graphs as torchao's.",
+        *eight_bits(),
         *worth_of_parts(),
         *truth_of_worth(),
         *host_calls(),
         *convergence(),
+        *exchanged(),
         *resumed(),
         *collectives(),
         *context(),
