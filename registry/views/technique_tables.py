@@ -37,6 +37,7 @@ PRECISIONS: Mapping[str, str] = {
     "te_delayed": "FP8 a tensor by those before, Transformer Engine",
     "te_1x128": "FP8 1×128, Transformer Engine",
 }
+EIGHT_BITS = frozenset(x for x, label in PRECISIONS.items() if label.startswith("FP8"))
 RECOMPUTED: Mapping[str, str] = {
     "every_layer": "every layer again",
     "every_second": "every second layer again",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import get_args
 
 import pytest
 from kernelmark.registry.errors import InputError
+from kernelmark.registry.views.technique_tables import EIGHT_BITS, PRECISIONS
 from kernelmark.suite import fused_blocks, worth
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen
-from kernelmark.suite.system import Assembly, Changes, System, builtin
+from kernelmark.suite.system import Assembly, Changes, Precision, System, builtin
 
 CATALOG = Catalog.default()
 LLAMA = chosen(CATALOG.models, "llama-1.2b")
@@ -358,3 +360,10 @@ def test_kernels_of_a_commit_before_they_were_fused_are_taken_as_they_are(tmp_pa
         for fused in (fused_blocks.layer_normed, fused_blocks.fed):
             with pytest.raises(NotImplementedError, match="do not write 8 bits") if not there else nullcontext():
                 fused(each, None, None)
+
+
+def test_every_precision_has_its_words():
+    """Tables name it, and know which are of 8 bits."""
+    of_products = set(get_args(Precision)) - {"case"}
+    assert of_products <= PRECISIONS.keys()
+    assert of_products == EIGHT_BITS

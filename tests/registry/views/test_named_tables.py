@@ -195,14 +195,15 @@ def test_training_scales_weakly_whatever_its_way(literal: Any) -> None:
     assert standing("Context parallel attention", journal).verdict == "not measured"
 
 
-def test_fp8_training_against_the_best_in_more_bits(literal: Any) -> None:
+@pytest.mark.parametrize("precision", ["parts_rowwise", "parts_1x128_fused", "float8_tensorwise", "te_1x128"])
+def test_fp8_training_against_the_best_in_more_bits(literal: Any, precision: str) -> None:
     case = literal.case(operator="train")
     records = [
         literal.record(name, ms, case=case, replicate=r)
         for r in range(2)
         for name, ms in (("torch", 4.0), ("kernelmark", 3.0), ("ours_fp8", 1.4))
     ]
-    request = {"systems": [{"name": "ours_fp8", "precision": "fp8"}]}
+    request = {"systems": [{"name": "ours_fp8", "precision": precision}]}
     journal = literal.journal(*records, replicates=2, request=request)
     found = standing("FP8 training", journal)
     assert found.found is not None
