@@ -362,6 +362,13 @@ def qkv_rope(case: Any) -> Callable[..., Any]:
     return call
 
 
+def gate_up_swiglu(case: Any) -> Callable[..., Any]:
+    """Twice `torch.nn.functional.linear`, and what `swiglu` takes."""
+    from torch.nn import functional
+
+    return lambda x, gate, up: functional.silu(functional.linear(x, gate)) * functional.linear(x, up)
+
+
 def rope_cache_write(case: Any) -> Callable[..., Any]:
     """`rope` at each token's position, and `index_copy_` into the caches: PyTorch has no operator for it."""
     import torch
@@ -1077,6 +1084,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "mx_quant": {"torch": mx_quant},
     "rms_norm": {"torch": rms_norm},
+    "gate_up_swiglu": {"torch": gate_up_swiglu},
     "qkv_rope": {"torch": qkv_rope},
     "rope": {"torch": rope},
     "rope_cache_write": {"torch": rope_cache_write},

@@ -94,14 +94,20 @@ def looked_up(parts: Parts) -> Callable[..., tuple[Any, Any]]:
 
 
 def gated(parts: Parts) -> Callable[..., Any]:
-    """`gated(x, gate, up)`: part `gate` of x times both weights; of two products, if no part does it."""
-    both = several(parts)
+    """`gated(x, gate, up)`: part `gate` of x times both weights; of two products, if neither what runs the model
+    does it nor a part that stands for all three.
+    """
+    both, whole = several(parts), parts.get("gate_up_swiglu")
+
+    def together(x: Any, gate: Any, up: Any) -> Any:
+        assert whole is not None
+        return whole(x=x, gate=gate, up=up)
 
     def apart(x: Any, gate: Any, up: Any) -> Any:
         gated, other = both(x, gate, up)
         return parts["gate"](gate=gated, up=other)
 
-    return parts.get("gated") or apart
+    return parts.get("gated") or (apart if whole is None else together)
 
 
 @dataclass(frozen=True)

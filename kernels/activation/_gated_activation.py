@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import triton
@@ -85,8 +85,12 @@ def _check(gate: torch.Tensor, up: torch.Tensor) -> None:
     check("up", up, shape=gate.shape, like=gate, dtypes=(gate.dtype,))
 
 
-def gated(name: str, silu: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The operator `name(gate, up)`, with SiLU or with GELU's tanh form."""
+Gated: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Gradients: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def gated(name: str, silu: bool) -> tuple[Gated, Gradients]:
+    """The operator `name(gate, up)`, with SiLU or with GELU's tanh form, and gradients(dy, gate, up) of both."""
 
     def prepare(gate: torch.Tensor, up: torch.Tensor) -> Callable[..., torch.Tensor]:
         n, device, dense = gate.numel(), gate.device, gate.is_contiguous() and up.is_contiguous()
@@ -131,7 +135,7 @@ def gated(name: str, silu: bool) -> Callable[[torch.Tensor, torch.Tensor], torch
         prepared(prepare_backward),
         lambda dy, gate, up: (dense_like(gate), dense_like(gate)),
     )
-    return operator(
+    forward = operator(
         f"{name}(Tensor gate, Tensor up) -> Tensor",
         prepared(prepare, _check),
         lambda gate, up: dense_like(gate),
@@ -139,3 +143,4 @@ def gated(name: str, silu: bool) -> Callable[[torch.Tensor, torch.Tensor], torch
         lambda ctx, dy: gradients(dy, *ctx.saved_tensors),
         check=_check,
     )
+    return forward, gradients

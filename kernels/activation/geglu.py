@@ -6,7 +6,7 @@ import torch
 
 from ._gated_activation import gated
 
-_geglu = gated("geglu", silu=False)
+_geglu, _ = gated("geglu", silu=False)
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

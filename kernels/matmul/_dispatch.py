@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from ._schedules import GroupedSchedule, Schedule
+from ._schedules import DualSchedule, GroupedSchedule, Schedule
 
 SIXTEEN = "16"
 FAST = "fp8"
@@ -213,6 +213,22 @@ def shared(schedule: Schedule, shares: int, section: int, M: int, N: int, progra
 def choice(schedule: Schedule, whole: int, count: int, section: int) -> Choice:
     """With tiles shared out if not all are dealt."""
     return Choice(replace(schedule, shared=whole < count), whole, section)
+
+
+DUAL = (
+    DualSchedule(columns=256, stages=4),
+    DualSchedule(groups=1, columns=256, stages=5),
+    DualSchedule(groups=1, columns=128, stages=8),
+)
+"""What a dual product can be computed by, the largest tiles first: as many sums as the gated ones of `candidates`.
+None was timed yet, so that the rule alone chooses.
+"""
+
+
+@functools.lru_cache(4096)
+def dual(M: int, N: int, K: int, programs: int) -> DualSchedule:
+    """The schedule of a dual product (M, N) of K, its tiles dealt out whole."""
+    return min(DUAL, key=lambda schedule: estimate(schedule, M, N, K, programs))
 
 
 GROUPED_SOURCE = "tuning/grouped-h200.txt.gz"

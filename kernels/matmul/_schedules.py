@@ -112,3 +112,23 @@ class GroupedSchedule(Schedule):
 
     masked: bool = False
     quantized: bool = False
+
+
+@dataclass(frozen=True)
+class DualSchedule(Schedule):
+    """Of a dual product: a gate's and its other factor's, of one A. `columns` are both factors' together: a stage
+    has half as many rows of either B, one behind the other, which one instruction multiplies by. `preactivations`:
+    gate and other factor are written too.
+    """
+
+    preactivations: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of each output that a tile has."""
+        return self.columns // 2
+
+    @property
+    def chunk(self) -> int:
+        """Columns that are written at a time."""
+        return min(self.written, self.width)

@@ -47,7 +47,7 @@ def _empty(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def _launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     _check(x, weight, bias)
-    return shaped(matmul(_flat(x), weight.t(), bias), *x.shape[:-1], weight.shape[0])
+    return shaped(matmul(flat(x), weight.t(), bias), *x.shape[:-1], weight.shape[0])
 
 
 def shaped(result: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -58,7 +58,7 @@ def shaped(result: torch.Tensor, *shape: int) -> torch.Tensor:
     return found
 
 
-def _flat(x: torch.Tensor) -> torch.Tensor:
+def flat(x: torch.Tensor) -> torch.Tensor:
     """(…, K) as (M, K), of K = 0 as well; rows that do not lie dense are multiplied as they lie."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
@@ -87,10 +87,10 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
-    given = _flat(dy)
+    given = flat(dy)
     wanted = ctx.needs_input_grad
     dx = matmul(given, weight).view(x.shape) if wanted[0] else None
-    dweight = weight_gradient(given, _flat(x), ctx.into) if wanted[1] else None
+    dweight = weight_gradient(given, flat(x), ctx.into) if wanted[1] else None
     return dx, dweight, sums_of_columns(given) if wanted[2] else None
 
 

@@ -184,11 +184,17 @@ def parts(c: Llama, B: int, S: int) -> tuple[Part, ...]:
 
 
 def named(c: Llama, B: int, S: int) -> tuple[Part, ...]:
-    """The projections and their rotation together; not where queries and keys have a norm between the two."""
-    if c.qk_norm != "none":
-        return ()
-    axes = {"B": B, "S": S, "K": c.width, "H": c.heads, "Hkv": c.kv_heads, "D": c.head}
-    return (Part("qkv_rope", "qkv_rope", axes, c.layers),)
+    """The projections and their rotation together, not where queries and keys have a norm between the two; gate
+    and up with what gates them, not of experts.
+    """
+    found = []
+    if c.qk_norm == "none":
+        axes = {"B": B, "S": S, "K": c.width, "H": c.heads, "Hkv": c.kv_heads, "D": c.head}
+        found.append(Part("qkv_rope", "qkv_rope", axes, c.layers))
+    if not c.experts:
+        axes = {"M": B * S, "N": c.hidden, "K": c.width}
+        found.append(Part("gate_up_swiglu", "gate_up_swiglu", axes, c.layers))
+    return tuple(found)
 
 
 def frequencies(c: Llama) -> list[float]:

@@ -87,6 +87,11 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "linear": ({"M": 2048, "N": 1024, "K": 512, "bias": True},),
     "qkv_rope": ({"B": 2, "S": 1024, "K": 512, "H": 4, "Hkv": 2, "D": 64},),
+    "gate_up_swiglu": (
+        {"M": 2048, "N": 4096, "K": 512},
+        {"M": 64, "N": 16384, "K": 1024},  # 64 rows and both factors' 256 columns
+        {"M": 100, "N": 1001, "K": 999},
+    ),
     "fp8_matmul": (
         {"M": 2048, "N": 4096, "K": 1024, "recipe": "tile"},
         {"M": 2048, "N": 4096, "K": 1024, "recipe": "group", "layout": "tn"},

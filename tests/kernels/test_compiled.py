@@ -24,7 +24,7 @@ OF_HOPPER = {
     "attention_varlen": ("_attention_varlen",),
     "attention_sparse": ("_attention_sparse",),
     "selective_scan": ("_selective_scan",),
-    "matmul": ("_matmul", "_weights"),
+    "matmul": ("_matmul", "_weights", "_dual"),
     "moe": ("_grouped", "_matmul", "_sparse24"),
     "fused_linear_cross_entropy": ("_cross_entropy",),
 }
@@ -33,7 +33,7 @@ E4M3 = "fp8_matmul", "fp8_quant", "mx_quant", "quantized_activation", "quantized
 """Not for compute capability 8.0."""
 LATENT = "attention_mla", "attention_mla_decode"
 """By portable kernels everywhere."""
-MATRIX = "matmul", "fp8_matmul", "mx_matmul"
+MATRIX = "matmul", "fp8_matmul", "mx_matmul", "gate_up_swiglu"
 """Matrix products with kernels of their own for Hopper."""
 APART = "attention", "linear_attention", "selective_scan", "moe", "sparse24_fp8_matmul", *E4M3
 OWN = Catalog.default()

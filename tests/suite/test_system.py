@@ -69,7 +69,8 @@ def test_products_are_pytorch_s_unless_a_system_names_them() -> None:
     assert [x for x, y in given(linear_1024x2048="kernelmark").items() if y == "kernelmark"] == [
         "linear_1024x2048"
     ]
-    assert given(qkv_rope="kernelmark")["qkv_rope"] == "kernelmark"
+    for name in ("qkv_rope", "gate_up_swiglu"):
+        assert [x for x, y in given(**{name: "kernelmark"}).items() if y == "kernelmark"] == [name]
     assert parsed(part="linear_8192x2048", implementation="kernelmark").systems[0].parts
 
 
@@ -83,9 +84,30 @@ def test_products_of_one_shape_are_exchanged() -> None:
         assert torch.equal(linear(x, w), torch.nn.functional.linear(x, w))
     with pytest.raises(NotImplementedError, match="linear is of bf16, fp16, this case of fp32"):
         one.linear("fp32", "cpu")(x.float(), weight.float())
-    assert "qkv_rope" in Assembly(System("x", parts={"qkv_rope": "torch"}), CATALOG).parts(
-        chosen(CATALOG.models, "llama-tiny"), 1, 8, "bf16", "cpu"
-    )
+
+
+@pytest.mark.parametrize("name", ["qkv_rope", "gate_up_swiglu"])
+def test_parts_that_stand_for_several_are_there_where_a_system_names_them(name: str) -> None:
+    def parts(dtype: str, **named: str) -> dict[str, object]:
+        tiny = chosen(CATALOG.models, "llama-tiny")
+        return dict(Assembly(System("x", parts=named), CATALOG).parts(tiny, 1, 8, dtype, "cpu"))
+
+    assert parts("bf16", **{name: "torch"}).keys() - parts("bf16").keys() == {name}
+    with pytest.raises(NotImplementedError, match=f"{name} is of bf16, fp16, this case of fp32"):
+        parts("fp32", **{name: "torch"})
+
+
+@pytest.mark.parametrize(
+    ("model", "there"),
+    [
+        ("llama-tiny", {"qkv_rope", "gate_up_swiglu"}),
+        ("qwen3-0.6b", {"gate_up_swiglu"}),  # a norm between projection and rotation
+        ("mixtral-tiny", {"qkv_rope"}),  # a gate for each expert
+    ],
+)
+def test_which_models_have_them(model: str, there: set[str]) -> None:
+    named = chosen(CATALOG.models, model).named(1, 8)
+    assert {x.operator for x in named} - {"linear"} == there
 
 
 def test_the_optimizer_that_users_take() -> None:

@@ -139,6 +139,25 @@ class Backwards(Projected):
     shift = 9
 
 
+class Gated(PartsTrainer):
+    """Gate and up are one part with what gates them, whose weights are taken for each other's."""
+
+    def wrong(self, own: Any, x: Any, gate: Any, up: Any) -> Any:
+        return own(x=x, gate=up, up=gate)
+
+    def parts(self, device: Any) -> Any:
+        found = super().parts(device)
+        own = found["gate_up_swiglu"]
+        return found | {"gate_up_swiglu": lambda **inputs: self.wrong(own, **inputs)}
+
+
+class Ungated(Gated):
+    """Up has no gradient."""
+
+    def wrong(self, own: Any, x: Any, gate: Any, up: Any) -> Any:
+        return own(x=x, gate=gate, up=up.detach()) + 0 * up.sum()
+
+
 class Added(torch.autograd.Function):
     """A product whose weight's gradient is added where it lies, or takes the place of what is there."""
 
@@ -410,4 +429,12 @@ def test_projections_turned_by_other_positions(bench: Any) -> None:
     here.measure(here.trainer(system=system))
     for kind in (Projected, Backwards):
         with pytest.raises(Incorrect, match="loss is|gradient of|change of"):
+            here.measure(here.trainer(kind, system))
+
+
+def test_a_feed_forward_gated_otherwise(bench: Any) -> None:
+    here, system = bench("llama-tiny", dtype="bf16"), System("x", parts={"gate_up_swiglu": "torch"})
+    here.measure(here.trainer(system=system))
+    for kind, said in ((Gated, "loss is|gradient of|change of"), (Ungated, "gradient of|change of")):
+        with pytest.raises(Incorrect, match=said):
             here.measure(here.trainer(kind, system))

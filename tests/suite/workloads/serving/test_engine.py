@@ -74,6 +74,26 @@ def test_graphs_of_padded_batches(
     assert torch.allclose(found[0], found[1], atol=1e-5)
 
 
+def test_prompts_are_gated_by_the_part_that_a_system_names_for_it(catalog: Catalog) -> None:
+    """Gate, up and their product in one; a step of decoding has products of its own."""
+    found = chosen(catalog.models, "llama-tiny")
+    tokens = torch.randint(0, 512, (2, 20), generator=torch.Generator().manual_seed(1))
+    logits = []
+    for parts in ({}, {"gate_up_swiglu": "torch"}):
+        weights = inference.initial(found, "bf16", 3, CPU)
+        e = Engine(Assembly(System("x", parts=parts), catalog), found, "bf16", weights, 3, 48, 16)
+        own = e.parts_of(2, 20)
+        assert own.keys() & {"gate_up_swiglu"} == parts.keys()
+        assert "gate_up_swiglu" not in e.decode_parts(2)
+        called = []
+        if parts:
+            apart = own["gated"]
+            own["gated"] = lambda *given, apart=apart, called=called: called.append(given) or apart(*given)
+        logits.append(e.prefill(tokens, [e.hold(30), e.hold(30)]).logits)
+        assert len(called) == (2 if parts else 0)
+    assert torch.allclose(*logits, atol=1e-5)
+
+
 def test_joined_weights(catalog: Catalog) -> None:
     """Names and values are the model's, there is no second copy, and what is not joined is not taken for it."""
     e = engine(catalog)
