@@ -83,7 +83,7 @@ from .._pipeline import (
     take,
     tile_queue,
 )
-from ._attention_hopper_backward_deterministic import REGISTERS, heads_per_l2_group
+from ._attention_hopper_backward_deterministic import REGISTERS, even, heads_per_l2_group
 from ._gradients import add_last, add_step, exchanges, first_scores, offer_zeros, place_of_ds, probabilities
 from ._softmax import scales
 
@@ -94,6 +94,11 @@ BUFFERS = 2
 BLOCKS = {64: 2, 128: 1}
 """Blocks of K and V in shared memory by width, as many as fit: where scores are not multiplied a step ahead, nor
 capped, for which no registers are left."""
+TURNS = True
+"""Whether heads of a group take turns under a causal mask."""
+TOGETHER = 16
+"""Key heads in a section where they do: of each, eight programs and more walk together and read the same tiles. By
+arithmetic the end of more heads is more even."""
 AVAILABLE = ADDS
 """Whether this Triton can have the copy engine add."""
 
@@ -115,8 +120,8 @@ class Config:
     """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block is
     not whole, the schedule, the layout of dS in shared memory; whether there are not as many keys as queries; what
     products of queries and keys are multiplied with before tanh, 0 without a cap; blocks of K and V in shared
-    memory, of which two make programs persistent; rows of a consumer, buffers of dS, a line of the accumulator, a
-    consumer's registers.
+    memory, of which two make programs persistent; whether heads of a group take turns; rows of a consumer, buffers
+    of dS, a line of the accumulator, a consumer's registers.
     """
 
     width: int
@@ -128,6 +133,7 @@ class Config:
     uneven: bool = False
     inner: float = 0.0
     blocks: int = 1
+    turns: bool = False
     rows: int = ROWS
     buffers: int = BUFFERS
     line: int = LINE
@@ -188,6 +194,46 @@ def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
+def _loops(groups, count, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(Steps of the outer loop, of the inner): heads of a group, and tiles of queries of each; where heads take
+    turns one loop has all. A loop over heads within one over tiles would hold a tile's mask in registers.
+    """
+    outer = groups
+    inner = count
+    if c.turns:
+        outer = 1
+        inner = groups * count
+    return outer, inner
+
+
+@gluon.jit
+def _at(outer, inner, whose, turn, first, tiles, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """(Head of the group, tile of queries) of a step, `whose` and `turn` where heads take turns."""
+    member = outer
+    j = first + inner
+    if not c.causal and not c.window:
+        j = gl.where(j >= tiles, j - tiles, j)
+    if c.turns:
+        member = whose
+        j = gl.maximum(turn, first)
+    return member, j
+
+
+@gluon.jit
+def _next(whose, turn, block, groups, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Whose turn is next, and at which tile.
+
+    The last tile comes first. So blocks of keys that begin together walk together, until one has no further
+    queries: of a whole group Q, dO and dQ of some tiles are in use at a time, not of all. Each block begins with
+    another head, so that not all add to the same rows of dQ.
+    """
+    if c.turns:
+        whose = gl.where(whose == groups - 1, 0, whose + 1)
+        turn = gl.where(whose == block % groups, turn - 1, turn)
+    return whose, turn
+
+
+@gluon.jit
 def _first_tile(head, tiles, blocks, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Of a query head, of so many tiles, in statistics and accumulator, whose heads have room for whole blocks."""
     place = head * blocks.n * c.ratio
@@ -227,18 +273,18 @@ def _load(  # type: ignore[no-untyped-def]  # Triton's types are its own
         resident.fetch(2 * own.stage + half, k, v, place)
     tiles = (blocks.length + c.queries - 1) // c.queries
     first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window, c.uneven)
-    for member in range(0, blocks.groups):
-        base = _first_tile(head * blocks.groups + member, tiles, blocks, c)
-        more = count
+    outer, inner = _loops(blocks.groups, count, c)
+    whose = block % blocks.groups
+    turn = tiles - 1
+    for lap in range(0, outer):
+        more = inner
         if c.schedule.ahead:
             # The last step looks one ahead: it gets the last tile once more.
-            more = count + gl.where(member == blocks.groups - 1, 1, 0)
-        query_head = key_head * blocks.groups + member
+            more = inner + gl.where(lap == outer - 1, 1, 0)
         for i in range(0, more):
-            j = first + gl.minimum(i, count - 1)
-            if not c.causal and not c.window:
-                j = gl.where(j >= tiles, j - tiles, j)
-            row = (base + j) * c.queries
+            member, j = _at(lap, gl.minimum(i, inner - 1), whose, turn, first, tiles, c)
+            query_head = key_head * blocks.groups + member
+            row = (_first_tile(head * blocks.groups + member, tiles, blocks, c) + j) * c.queries
             full = stream.full.index(at.stage)
             mbarrier.wait(stream.empty.index(at.stage), at.phase)
             if c.schedule.apart:
@@ -253,6 +299,7 @@ def _load(  # type: ignore[no-untyped-def]  # Triton's types are its own
             copy_in(g, [batch, query_head, j * c.queries, 0], full, stream.second.index(at.stage))
             copy_in(delta, [row], full, statistics.delta.index(at.stage))
             at = at.advanced()
+            whose, turn = _next(whose, turn, block, blocks.groups, c)
     return at
 
 
@@ -308,13 +355,13 @@ def _block(  # type: ignore[no-untyped-def]  # Triton's types are its own
     if c.uneven:
         last = ((head * blocks.groups * tiles + first) * 2 + HALF) * LINES
     s = first_scores(pipes, zero, c, HALF)
-    for member in range(0, blocks.groups):
-        base = _first_tile(head * blocks.groups + member, tiles, blocks, c)
-        for i in range(0, count):
-            j = first + i
-            if not c.causal and not c.window:
-                j = gl.where(j >= tiles, j - tiles, j)
-            place = ((base + j) * 2 + HALF) * LINES
+    outer, inner = _loops(blocks.groups, count, c)
+    whose = block % blocks.groups
+    turn = tiles - 1
+    for lap in range(0, outer):
+        for i in range(0, inner):
+            member, j = _at(lap, i, whose, turn, first, tiles, c)
+            place = ((_first_tile(head * blocks.groups + member, tiles, blocks, c) + j) * 2 + HALF) * LINES
             to = place_of_ds(step, c)
             p, slope, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF, c.inner, half)
             if c.causal or c.window or c.tail:
@@ -336,6 +383,7 @@ def _block(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 p, slope, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF, c.inner, half
             )
             last = place
+            whose, turn = _next(whose, turn, block, blocks.groups, c)
     if c.schedule.ahead and c.schedule.apart:
         pipes.stream.wait(at)  # nothing may still be on its way when the program ends
     add_last(step, last, pipes, sums, none, c, HALF, half)
@@ -520,7 +568,8 @@ def planned(
     scale, inner = scales(D, cap)
     exchanged = shared_layout(ROWS, queries, q.dtype)
     blocks = 1 if schedule.ahead or cap else BLOCKS[width]
-    c = Config(width, causal, window, S % (2 * ROWS) != 0, schedule, exchanged, Sk != S, inner, blocks)
+    turns = TURNS and heads < H and causal and not window
+    c = Config(width, causal, window, S % (2 * ROWS) != 0, schedule, exchanged, Sk != S, inner, blocks, turns)
     streamed = [mapping(x.shape, x.stride(), queries, x.dtype) for x in (q, grad)]
     resident = [mapping(x.shape, x.stride(), ROWS, x.dtype) for x in (k, v, dk, dv)]
     n, of_keys = (-(-x // (2 * ROWS)) for x in (S, Sk))
@@ -530,6 +579,8 @@ def planned(
     if blocks > 1:
         programs = min(programs, multiprocessors(q))
     section = heads_per_l2_group(S, width, H // heads, B * heads) if causal and not window else 1
+    if turns:
+        section = even(B * heads, TOGETHER)
     return Plan(
         (kernel_key(_kernel, q.device, q.dtype, c), kernel_key(_convert_dq, q.device, q.dtype, D)),
         blocks > 1,

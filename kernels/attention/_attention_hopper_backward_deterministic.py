@@ -425,8 +425,12 @@ def heads_per_l2_group(S: int, width: int, groups: int, heads: int) -> int:
     heads at a time Q, dO and dQ in fp32 stay in L2; four are as many as even the end out, by arithmetic: steps
     of blocks dealt out to 132 multiprocessors.
     """
-    most = min(heads, max(4, L2 // (groups * S * width * 8)))
-    return -(-heads // -(-heads // most))
+    return even(heads, max(4, L2 // (groups * S * width * 8)))
+
+
+def even(heads: int, most: int) -> int:
+    """Heads in each of as few equal sections as there are of so many at most."""
+    return -(-heads // -(-heads // min(heads, most)))
 
 
 def backward(

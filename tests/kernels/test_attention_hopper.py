@@ -219,6 +219,30 @@ def test_how_many_heads_take_turns(S, width, groups, heads, section):
 
 
 @pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("groups", [2, 3, 8])
+@pytest.mark.parametrize("block", [0, 2, 5])
+def test_heads_that_take_turns(groups, block):
+    """Of the last tile each head once, then of the one before; neighbouring blocks at different heads."""
+    c = SimpleNamespace(turns=True, causal=True, window=0)
+    tiles = 12
+    first, count = (int(x) for x in backward._span(number(block), tiles, True, ROWS, 64, 0))
+
+    def walk(block):
+        outer, inner = backward._loops(groups, count, c)
+        whose, turn = number(block % groups), number(tiles - 1)
+        for lap in range(outer):
+            for i in range(inner):
+                yield tuple(int(x) for x in backward._at(lap, i, whose, turn, first, tiles, c))
+                whose, turn = backward._next(whose, turn, number(block), groups, c)
+
+    found = list(walk(block))
+    by_tile = [found[x : x + groups] for x in range(0, len(found), groups)]
+    assert [{j for _, j in x} for x in by_tile] == [{j} for j in range(tiles - 1, first - 1, -1)]
+    assert all(sorted(member for member, _ in x) == list(range(groups)) for x in by_tile)
+    assert all(one[0] != other[0] for one, other in zip(found, walk(block + 1), strict=True))
+
+
+@pytest.mark.usefixtures("_played")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     ("B", "H", "Hkv", "S", "D", "window"),
@@ -233,6 +257,8 @@ def test_how_many_heads_take_turns(S, width, groups, heads, section):
         (2, 2, 1, 512, 64, 200),
         (1, 2, 2, 384, 96, 1),
         (1, 1, 1, 384, 128, 1000),
+        (1, 6, 2, 640, 128, 0),  # three heads take turns, of five blocks
+        (2, 5, 1, 300, 64, 0),
     ],
 )
 @KERNELS
