@@ -143,6 +143,7 @@ def test_the_table_has_a_journal_and_is_made_of_it():
         assert times[at][chosen] < 1.02 * min(times[at].values()), at
     assert (folder / dispatch.GROUPED_SOURCE).is_file()
     assert (folder / dispatch.FEW_SOURCE).is_file()
+    assert (folder / dispatch.DUAL_SOURCE).is_file()
 
 
 def test_the_plans_random_shapes_are_off_the_table():
