@@ -88,7 +88,7 @@ SECTION = 24 << 20
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest: int) -> bool:
-    """Whether the kernels for Hopper, of both passes, take these inputs, with sequences of `longest` queries at
+    """Whether all kernels for Hopper, of both passes, take these inputs, with sequences of `longest` queries at
     most; the device is not looked at. Tokens may be apart, as those of a packed projection are, but a token's
     heads not.
     """
@@ -182,9 +182,17 @@ def _tile(units, unit, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Trit
 
 
 @gluon.jit
-def _place(row, column, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Of a tile that begins at a row of the packed tensors: `column` is where its head begins, or which it is."""
-    return [row, column] if c.width == c.D else [column, row, 0]
+def place_of_tile(row, column, D: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Of a tile of `tiles_of` that begins at a row of the packed tensors: `column` is where its head begins, or,
+    where heads have other columns than a tile, which it is.
+    """
+    return [row, column] if WIDTH == D else [column, row, 0]
+
+
+@gluon.jit
+def tile_of_head(row, head, D: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """`place_of_tile` of a head."""
+    return place_of_tile(row, head * D if WIDTH == D else head, D, WIDTH)
 
 
 @gluon.jit
@@ -207,18 +215,18 @@ def _producer(q, k, v, pipes, units, c: gl.constexpr):  # type: ignore[no-untype
             column = head * c.width
             key_column = head // units.groups * c.width
         # Keys do not wait for those who still use the queries before.
-        pipes.k.fetch(at_k, k, _place(key, key_column, c))
+        pipes.k.fetch(at_k, k, place_of_tile(key, key_column, c.D, c.width))
         for i in gl.static_range(GROUPS):
             full = pipes.q.acquire(at_buffer(i, q_phase), q.block_type.nbytes)
-            copy_in(q, _place(row + i * c.rows, column, c), full, pipes.q.buffers.index(i))
+            copy_in(q, place_of_tile(row + i * c.rows, column, c.D, c.width), full, pipes.q.buffers.index(i))
         q_phase ^= 1
         for j in range(0, last + 1 - low):
             at_k = at_k.advanced()
-            pipes.v.fetch(at_v, v, _place(key, key_column, c))
+            pipes.v.fetch(at_v, v, place_of_tile(key, key_column, c.D, c.width))
             at_v = at_v.advanced()
             key = key - c.keys
             if j < last - low:
-                pipes.k.fetch(at_k, k, _place(key, key_column, c))
+                pipes.k.fetch(at_k, k, place_of_tile(key, key_column, c.D, c.width))
         unit = units.take()
         tile_phase = pipes.tiles.push(unit, tile_phase)
 
@@ -374,7 +382,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
                 o.store(acc.to(out.dtype))
                 fence_async_shared()
-                copy_out(out, _place(begin + row, head * c.width if c.width == c.D else head, c), o)
+                copy_out(out, tile_of_head(begin + row, head, c.D, c.width), o)
             else:
                 _write(out, plain, acc, row, begin, head, units.heads, c)
         unit, tile_phase = pipes.tiles.pop(tile_phase)
@@ -409,8 +417,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest: int) -> bool:
-    """Whether the forward pass takes these inputs: what `fits` approves of, or heads of other columns, which may
-    be apart.
+    """Whether the forward pass and the unordered backward one take these inputs: what `fits` approves of, or heads
+    of other columns, which may be apart.
     """
     D = q.shape[2]
     if D in DIVISIONS:
@@ -424,7 +432,7 @@ def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest: int) -> bo
     )
 
 
-def _map(x: torch.Tensor, rows: int) -> TensorMap:
+def tiles_of(x: torch.Tensor, rows: int) -> TensorMap:
     """Of blocks of `rows` tokens of one head: as `packed`, or by a dimension of heads, so that a tile's columns
     beyond a head's are zeros, and are not written.
     """
@@ -481,6 +489,6 @@ def forward(
     with on(q):
         launch(
             _kernel, (_kernel, q.device, q.dtype, of_sinks, c), min(rows * H, multiprocessors(q)),
-            _map(q, c.rows), _map(k, c.keys), _map(v, c.keys), _map(out, c.rows), out, lse, sinks, table,
-            rows, H, H // k.shape[1], hold, T, scale, c,
+            tiles_of(q, c.rows), tiles_of(k, c.keys), tiles_of(v, c.keys), tiles_of(out, c.rows), out, lse, sinks,
+            table, rows, H, H // k.shape[1], hold, T, scale, c,
         )  # fmt: skip

@@ -3,8 +3,14 @@
 The schedule is that of `_attention_hopper_backward.py`, the list of blocks and who sees whom that of
 `_attention_varlen_hopper_backward_deterministic.py`. The order of additions is not fixed here either: dQ is not
 the same to the bit in every run, dK and dV are. The accumulator of dQ is laid out as the statistics are, (H,
-slots, 128, D): each sequence begins a slot, so that what is added beyond its end is nobody's. `_convert_dq`
-takes the rest. Taken for what `_attention_varlen_hopper.fits` and `fits` here approve of.
+slots, 128, columns of a tile): each sequence begins a slot, so that what is added beyond its end is nobody's.
+`_convert_dq` takes the rest. Taken for what `_attention_varlen_hopper.takes` and `fits` here approve of.
+
+Under a window a block walks from the first tile of queries that sees any of its keys to the last, which may be no
+tile where a sequence has more keys than queries. Keys and tiles of queries begin anywhere beside each other then:
+what the window's edges, the diagonal or the end of the keys cut is masked. Heads of 40 to 120 columns that are not
+64 have maps with a dimension of heads, so that columns beyond a head's are zeros and are not written. Sinks are in
+the log-sum-exp that is read, and nowhere else here. Caps of scores are as in the dense kernel.
 
 What the tensor memory accelerator reads beyond the end of a sequence is overwritten by the producer, before it
 tells the others: queries with the last one and dO with zeros, as in the two kernels, and keys and values with
@@ -25,7 +31,7 @@ No `from __future__ import annotations` here: an aggregate reads the types of it
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import triton
@@ -35,9 +41,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.core import base_value
 
-from .._common import on
+from .._common import on, power_of_2
 from .._hopper import (
-    LOG2E,
     ROWS,
     TensorMap,
     launch,
@@ -45,12 +50,13 @@ from .._hopper import (
     product_layout,
     shared_layout,
     thread_barrier,
+    visible,
 )
 from .._pipeline import BackwardPipes, Statistics, aggregate, copy_in, cursor, pair, pair_ring
 from . import _attention_hopper_backward as dense
-from ._attention_hopper_backward import LINE, Config, Schedule
+from ._attention_hopper_backward import LINE, Schedule
 from ._attention_hopper_backward_deterministic import heads_per_l2_group
-from ._attention_varlen_hopper import FIELDS, packed
+from ._attention_varlen_hopper import FIELDS, place_of_tile, tile_of_head, tiles_of
 from ._attention_varlen_hopper_backward_deterministic import (
     Listed,
     fill_tail,
@@ -60,17 +66,26 @@ from ._attention_varlen_hopper_backward_deterministic import (
     write_rows,
 )
 from ._gradients import add_last, add_step, exchanges, first_scores, offer_zeros, place_of_ds, probabilities
+from ._softmax import scales
 
 AVAILABLE = dense.AVAILABLE
-SCHEDULES = {**dense.SCHEDULES, (64, True): Schedule(64, 4)}
+NARROW = Schedule(64, 4)
+SCHEDULES = {**dense.SCHEDULES, (64, True): NARROW}
 """Over lengths that differ, by width and whether causal: the dense kernel's, but for D = 64 under a causal mask,
 where tiles of 64 queries waste less at the ends of sequences. See `scheduled`."""
+
+
+@dataclass(frozen=True)
+class Config(dense.Config):
+    """The dense kernel's, with columns of a head, of which a tile may have more."""
+
+    D: int = field(kw_only=True)
 
 
 @aggregate
 class Streamed:
     """What is streamed: Q and dO, their statistics, and Q as a pointer, of tokens that are 8 · `eights` numbers
-    apart.
+    apart, and heads 8 · `apart`.
     """
 
     q: base_value
@@ -79,32 +94,80 @@ class Streamed:
     delta: base_value
     plain: gl.tensor
     eights: gl.tensor
+    apart: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, q, g, lse, delta, plain, eights):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    def __init__(self, q, g, lse, delta, plain, eights, apart):  # type: ignore[no-untyped-def]  # as above
         self.q = q
         self.g = g
         self.lse = lse
         self.delta = delta
         self.plain = plain
         self.eights = eights
+        self.apart = apart
 
 
 @gluon.jit
 def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    block, length, keys, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr
+    block, length, keys, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr
 ):
-    """(first tile of queries, how many, how many in the sequence) of a block of keys: none without queries.
-    Under no mask each block starts at its own place, and after the last tile comes the first.
+    """(first tile of queries, how many, how many in the sequence) of a block of keys: none without queries, nor
+    where all come too late for a window. Under neither mask nor window each block starts at its own place, and
+    after the last tile comes the first.
     """
     tiles = (length + QUERIES - 1) // QUERIES
-    if CAUSAL:
+    if WINDOW:
+        BACK: gl.constexpr = 0 if CAUSAL else WINDOW - 1
+        first = first_tile(block * 2 * ROWS - BACK, keys - length, length, True, QUERIES)
+        # The first query that does not see the last key.
+        until = (block + 1) * 2 * ROWS - 1 + WINDOW - (keys - length)
+        end = gl.minimum((gl.maximum(until, 0) + QUERIES - 1) // QUERIES, tiles)
+        count = gl.maximum(end - first, 0)
+    elif CAUSAL:
         first = first_tile(block * 2 * ROWS, keys - length, length, CAUSAL, QUERIES)
         count = tiles - first
     else:
         first = block * (2 * ROWS // QUERIES) % gl.maximum(tiles, 1)
         count = tiles
     return first, count, tiles
+
+
+@gluon.jit
+def _cut(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ahead, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr
+):
+    """Whether the diagonal or a window cuts a tile of queries, the first of which is so many places ahead of the
+    first key of a block: not all of the one see all of the other.
+    """
+    LOW: gl.constexpr = 2 * ROWS - 1 if CAUSAL else 2 * ROWS - WINDOW
+    return (ahead < LOW) | (ahead > WINDOW - QUERIES)
+
+
+@gluon.jit
+def _masked(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    p, j, own, columns, key, length, keys, c: gl.constexpr, HALF: gl.constexpr
+):
+    """P of `own` keys, of a block that begins at `key`, with the jth tile of queries: 0 where these see none."""
+    if c.window:
+        ahead = j * c.queries + (keys - length) - key
+        # Under a causal mask keys beyond the end come after every query.
+        beyond = False if c.causal else key + 2 * c.rows > keys
+        if _cut(ahead, c.causal, c.rows, c.queries, c.window) | beyond:
+            queries = gl.expand_dims(columns + (j * c.queries + keys - length), 0)
+            of_keys = gl.expand_dims(own, 1)
+            seen = visible(queries, of_keys, c.causal, c.window)
+            if not c.causal:
+                seen = seen & (of_keys < keys)
+            p = gl.where(seen, p, 0.0)
+    elif c.causal:
+        # Cuts the last block of keys for every query of the sequence, too; others have the probability 0.
+        if j * c.queries < key + 2 * c.rows - 1 - (keys - length):
+            queries = gl.expand_dims(columns + (j * c.queries + keys - length), 0)
+            p = gl.where(queries >= gl.expand_dims(own, 1), p, 0.0)
+    else:  # a constexpr by itself: Triton leaves the code out
+        if key + (HALF + 1) * c.rows > keys:
+            p = gl.where(gl.expand_dims(own < keys, 1), p, 0.0)
+    return p
 
 
 @gluon.jit
@@ -123,12 +186,12 @@ def _hand_over(full):  # type: ignore[no-untyped-def]  # Triton's types are its 
 
 
 @gluon.jit
-def _fetch(streamed, full, stream, statistics, stage, row, column, at):  # type: ignore[no-untyped-def]  # as above
-    """Asks for a tile of what is streamed, to arrive at `full`."""
+def _fetch(streamed, full, stream, statistics, stage, tile, at):  # type: ignore[no-untyped-def]  # as above
+    """Asks for a tile of what is streamed, whose statistics begin `at`, to arrive at `full`."""
     mbarrier.expect(full, 2 * streamed.q.block_type.nbytes + 2 * streamed.lse.block_type.nbytes)
-    copy_in(streamed.q, [row, column], full, stream.first.index(stage))
+    copy_in(streamed.q, tile, full, stream.first.index(stage))
     copy_in(streamed.lse, [at], full, statistics.lse.index(stage))
-    copy_in(streamed.g, [row, column], full, stream.second.index(stage))
+    copy_in(streamed.g, tile, full, stream.second.index(stage))
     copy_in(streamed.delta, [at], full, statistics.delta.index(stage))
 
 
@@ -145,19 +208,24 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         at = key_start + key + half * c.rows
         if beyond < c.rows:
             mbarrier.expect(landed, 2 * k.block_type.nbytes)
-            copy_in(k, [at, head * c.width], landed, resident.first.index(half))
-            copy_in(v, [at, head * c.width], landed, resident.second.index(half))
+            copy_in(k, tile_of_head(at, head, c.D, c.width), landed, resident.first.index(half))
+            copy_in(v, tile_of_head(at, head, c.D, c.width), landed, resident.second.index(half))
             mbarrier.wait(landed, landed_phase)
             landed_phase ^= 1
             _zero_tail(resident.first.index(half), beyond, c.rows, c.width)
             _zero_tail(resident.second.index(half), beyond, c.rows, c.width)
             _hand_over(resident.full.index(half))
         else:
-            resident.fetch(half, k, v, [at, head * c.width])
+            resident.fetch(half, k, v, tile_of_head(at, head, c.D, c.width))
     place = cursor(1, c.stages)
-    first, count, tiles = _span(block, length, keys, c.causal, c.rows, c.queries)
+    first, count, tiles = _span(block, length, keys, c.causal, c.rows, c.queries, c.window)
     for member in range(0, listed.groups):
-        column = (head * listed.groups + member) * c.width
+        if c.width == c.D:
+            column = (head * listed.groups + member) * c.width
+            within = column
+        else:
+            column = head * listed.groups + member
+            within = column * (streamed.apart * 8)
         base = ((head * listed.groups + member) * listed.slots + start // (2 * c.rows) + sequence) * c.ratio
         more = count
         if c.schedule.ahead:
@@ -165,25 +233,25 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             more = count + gl.where(member == listed.groups - 1, 1, 0)
         for i in range(0, more):
             j = first + gl.maximum(gl.minimum(i, count - 1), 0)
-            if not c.causal:
+            if not c.causal and not c.window:
                 j = gl.where(j >= tiles, gl.maximum(j - tiles, 0), j)
             at = (base + j) * c.queries
-            row = start + j * c.queries
+            tile = place_of_tile(start + j * c.queries, column, c.D, c.width)
             beyond = length - j * c.queries
             full = stream.full.index(place.stage)
             mbarrier.wait(stream.empty.index(place.stage), place.phase)
             if beyond < c.queries:
-                _fetch(streamed, landed, stream, statistics, place.stage, row, column, at)
+                _fetch(streamed, landed, stream, statistics, place.stage, tile, at)
                 # Where there are no queries this is for a look ahead, and nobody's.
                 token = gl.maximum(start + length - 1, 0)
-                last = token_row(streamed.plain, streamed.eights, token, column, c.width)
+                last = token_row(streamed.plain, streamed.eights, token, within, c.D, c.width)
                 mbarrier.wait(landed, landed_phase)
                 landed_phase ^= 1
                 fill_tail(stream.first.index(place.stage), beyond, last, c.queries, c.width, 1024 // c.width)
                 _zero_tail(stream.second.index(place.stage), beyond, c.queries, c.width)
                 _hand_over(full)
             else:
-                _fetch(streamed, full, stream, statistics, place.stage, row, column, at)
+                _fetch(streamed, full, stream, statistics, place.stage, tile, at)
             place = place.advanced()
 
 
@@ -213,7 +281,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     pipes.resident.wait(1)
     at = cursor(0, c.stages)
     step = offer_zeros(pipes, gl.to_tensor(0), c, HALF)
-    first, count, tiles = _span(block, length, keys, c.causal, c.rows, c.queries)
+    first, count, tiles = _span(block, length, keys, c.causal, c.rows, c.queries, c.window)
     slot = start // (2 * c.rows) + sequence
     last = (((head * listed.groups * listed.slots + slot) * c.ratio + first) * 2 + HALF) * LINES
     s = first_scores(pipes, zero, c, HALF)
@@ -221,21 +289,14 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         base = ((head * listed.groups + member) * listed.slots + slot) * c.ratio
         for i in range(0, count):
             j = first + i
-            if not c.causal:
+            if not c.causal and not c.window:
                 j = gl.where(j >= tiles, j - tiles, j)
             place = ((base + j) * 2 + HALF) * LINES
             to = place_of_ds(step, c)
-            p, slope, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF)
-            if c.causal:
-                # Cuts the last block of keys for every query of the sequence, too; others have the probability 0.
-                if j * c.queries < key + 2 * c.rows - 1 - (keys - length):
-                    queries = gl.expand_dims(columns + (j * c.queries + keys - length), 0)
-                    p = gl.where(queries >= gl.expand_dims(own, 1), p, 0.0)
-            else:  # a constexpr by itself: Triton leaves the code out
-                if key + (HALF + 1) * c.rows > keys:
-                    p = gl.where(gl.expand_dims(own < keys, 1), p, 0.0)
+            p, slope, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF, c.inner)
+            p = _masked(p, j, own, columns, key, length, keys, c, HALF)
             s, dk, dv, at, step = add_step(
-                p, slope, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF
+                p, slope, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF, c.inner
             )
             last = place
     # Without queries these are zeros, to an empty sequence's own slot or by a program without a block.
@@ -244,21 +305,21 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     k = pipes.resident.first.index(HALF)
     v = pipes.resident.second.index(HALF)
     write_rows(
-        dk_out, dk_plain, (dk * root).to(dtype), k, key_start, row, keys, head, listed.heads, c.rows, c.width
+        dk_out, dk_plain, (dk * root).to(dtype), k, key_start, row, keys, head, listed.heads, c.rows, c.D, c.width
     )
-    write_rows(dv_out, dv_plain, dv.to(dtype), v, key_start, row, keys, head, listed.heads, c.rows, c.width)
+    write_rows(dv_out, dv_plain, dv.to(dtype), v, key_start, row, keys, head, listed.heads, c.rows, c.D, c.width)
     # Rows that were not written by tiles leave the last addition unwaited for.
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["eights", "rows", "heads", "section", "groups", "slots"])
+@gluon.jit(do_not_specialize=["eights", "apart", "rows", "heads", "section", "groups", "slots"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, eights: tl.int64, lse, delta, dk, dv, plain, sums,
-    table, rows, heads, section, groups, slots, scale, root, c: gl.constexpr,
+    q, g, k, v, eights: tl.int64, apart: tl.int64, lse, delta, dk, dv, plain, sums,
+    rows, heads, section, groups, slots, scale, root, c: gl.constexpr,
 ):  # fmt: skip
     """One block of keys of one of `heads` key heads, over all its query heads: dK and dV, and its part of dQ·√D
-    added to `sums`. `plain` has Q, of tokens that are 8 · `eights` numbers apart, dK and dV as pointers; `root` is
-    1/√D.
+    added to `sums`. `plain` has pointers: to Q, whose tokens are 8 · `eights` numbers apart and heads 8 · `apart`,
+    to dK and dV, and to the list, with room for so many rows; `root` is 1/√D.
     """
     resident = pair(k, v, c.rows, c.width)
     stream = pair_ring(q, g, c.queries, c.width, c.stages)
@@ -272,8 +333,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     lower = BackwardPipes(resident, stream, statistics, other)
     landed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(landed, count=1)
-    listed = Listed(table, rows, heads, section, groups, slots)
-    streamed = Streamed(q, g, lse, delta, plain[0], eights)
+    listed = Listed(plain[3], rows, heads, section, groups, slots)
+    streamed = Streamed(q, g, lse, delta, plain[0], eights, apart)
     dk_plain = plain[1]
     dv_plain = plain[2]
     gl.warp_specialize(
@@ -301,7 +362,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit(do_not_specialize=["rows", "heads", "slots"])
 def _convert_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    sums, out, table, rows, heads, slots, root, D: tl.constexpr, ROWS: tl.constexpr
+    sums, out, table, rows, heads, slots, root, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
 ):
     """64 rows of dQ of a listed block of queries, as far as the sequence has them."""
     piece = tl.program_id(0) % 2
@@ -316,25 +377,35 @@ def _convert_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
     head = within // blocks
     first = (within - head * blocks) * 2 * ROWS + piece * ROWS
     slot = head.to(tl.int64) * slots + start // (2 * ROWS) + tl.load(row + 6)
-    x = tl.load(sums + (slot * 2 * ROWS + first) * D + tl.arange(0, ROWS * D))
+    x = tl.load(sums + (slot * 2 * ROWS + first) * WIDTH + tl.arange(0, ROWS * WIDTH))
     x = (x * root).to(out.dtype.element_ty)
-    x = x.reshape(D // 8, 4, 8, 4, 2, 2).permute(1, 4, 2, 0, 3, 5).reshape(ROWS, D)
+    x = x.reshape(WIDTH // 8, 4, 8, 4, 2, 2).permute(1, 4, 2, 0, 3, 5).reshape(ROWS, WIDTH)
     own = first + tl.arange(0, ROWS)
-    places = out + ((start + own).to(tl.int64) * heads + head)[:, None] * D + tl.arange(0, D)[None, :]
-    tl.store(places, x, mask=(own < length)[:, None])
+    places = out + ((start + own).to(tl.int64) * heads + head)[:, None] * D
+    columns = tl.arange(0, WIDTH)[None, :]
+    places += columns
+    inside = (own < length)[:, None]
+    if WIDTH != D:
+        inside = inside & (columns < D)
+    tl.store(places, x, mask=inside)
 
 
-def fits(level: torch.Tensor) -> bool:
+def fits(heads: int, slots: int) -> bool:
     """Whether coordinates of the statistics, and of the accumulator, are 32-bit numbers."""
-    return level.numel() < 1 << 31
+    return heads * slots * 2 * ROWS < 1 << 31
 
 
-def scheduled(D: int, causal: bool, tokens: int, sequences: int, longest: int) -> Schedule:
+def scheduled(width: int, causal: bool, tokens: int, sequences: int, longest: int, plain: bool = True) -> Schedule:
     """The dense kernel's schedule where the mean length is 0.9 of the longest or more, as the host knows without
     waiting for the device: over equal lengths tiles of 64 queries take 6 % longer on an H200.
+
+    With a window or a cap of scores 64 columns have tiles of 64 queries always: those of 128 spill up to 588
+    bytes, these 16. Neither was timed.
     """
+    if width == 64 and not plain:
+        return NARROW
     even = tokens >= 0.9 * sequences * longest
-    return (dense.SCHEDULES if even else SCHEDULES)[D, causal]
+    return (dense.SCHEDULES if even else SCHEDULES)[width, causal]
 
 
 def backward(
@@ -351,29 +422,36 @@ def backward(
     listed_keys: tuple[torch.Tensor, int],
     causal: bool,
     longest: int,
+    window: int = 0,
+    cap: float = 0.0,
     schedule: Schedule | None = None,
 ) -> None:
-    """Writes dq, dk and dv, contiguous as `grad` is; arguments as for the deterministic `backward`. Takes room for
-    dq in fp32, each sequence filled up to whole blocks.
+    """Writes dq, dk and dv, contiguous as `grad` is; arguments as for the deterministic `backward`. A window of 0
+    is none, as is a cap. Takes room for dq in fp32, each sequence filled up to whole blocks and columns to a power
+    of two.
     """
     H, D = q.shape[1:]
+    width = power_of_2(D)
     slots = lse.shape[1]
     heads = k.shape[1]
+    scale, inner = scales(D, cap)
     # There is a slot for each whole block of all tokens, and one for each sequence.
-    s = schedule or scheduled(D, causal, len(q), slots - len(q) // (2 * ROWS), longest)
+    sequences = slots - len(q) // (2 * ROWS)
+    s = schedule or scheduled(width, causal, len(q), sequences, longest, not window and not cap)
     s = replace(s, apart=False)  # Q has no barrier of its own here
-    c = Config(D, causal, 0, False, s, shared_layout(ROWS, s.rows, q.dtype))
-    tq, tg = (packed(x, s.rows) for x in (q, grad))
-    tk, tv, tdk, tdv = (packed(x, ROWS) for x in (k, v, dk, dv))
+    c = Config(width, causal, window, False, s, shared_layout(ROWS, s.rows, q.dtype), inner=inner, D=D)
+    tq, tg = (tiles_of(x, s.rows) for x in (q, grad))
+    tk, tv, tdk, tdv = (tiles_of(x, ROWS) for x in (k, v, dk, dv))
     tlse, tdelta = (TensorMap(x, [x.numel()], [1], [s.rows], plain_layout(1)) for x in (lse, delta))
-    sums = torch.zeros(lse.numel() * D // LINE, LINE, dtype=torch.float32, device=q.device)
-    tsums = TensorMap(sums, list(sums.shape), [LINE, 1], [s.rows * D // 2 // LINE, LINE], plain_layout(2))
+    sums = torch.zeros(lse.numel() * width // LINE, LINE, dtype=torch.float32, device=q.device)
+    tsums = TensorMap(sums, list(sums.shape), [LINE, 1], [s.rows * width // 2 // LINE, LINE], plain_layout(2))
     root = 1 / math.sqrt(D)
-    section = heads_per_l2_group(longest, D, H // heads, heads) if causal else 1
+    section = heads_per_l2_group(longest, width, H // heads, heads) if causal and not window else 1
+    table, rows = listed_keys
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, c), listed_keys[1] * heads,
-            tq, tg, tk, tv, q.stride(0) // 8, tlse, tdelta, tdk, tdv, (q, dk, dv), tsums, *listed_keys,
-            heads, section, H // heads, slots, LOG2E * root, root, c,
+            _kernel, (_kernel, q.device, q.dtype, c), rows * heads,
+            tq, tg, tk, tv, q.stride(0) // 8, q.stride(1) // 8, tlse, tdelta, tdk, tdv, (q, dk, dv, table), tsums,
+            rows, heads, section, H // heads, slots, scale, root, c,
         )  # fmt: skip
-        _convert_dq[(2 * listed[1] * H,)](sums, dq, *listed, H, slots, root, D, ROWS, num_warps=D // 16)
+        _convert_dq[(2 * listed[1] * H,)](sums, dq, *listed, H, slots, root, D, width, ROWS, num_warps=width // 16)

@@ -36,7 +36,7 @@ from .._common import on
 from .._hopper import LOG2E, ROWS, launch, product_layout, sectioned
 from .._pipeline import aggregate, copy_out, cursor, pair, pair_ring
 from ._attention_hopper_backward_deterministic import STAGES, Config, heads_per_l2_group
-from ._attention_varlen_hopper import FIELDS, clear_tail, packed
+from ._attention_varlen_hopper import FIELDS, clear_tail, packed, tile_of_head
 from ._gradients import add_to_keys, add_to_queries, scored
 
 BLOCK = 2 * ROWS
@@ -95,22 +95,29 @@ def own_block(listed):  # type: ignore[no-untyped-def]  # Triton's types are its
 
 @gluon.jit
 def write_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    tiles, plain, x, buffer, start, row, length, head, heads, ROWS: gl.constexpr, D: gl.constexpr
+    tiles, plain, x, buffer, start, row, length, head, heads, ROWS: gl.constexpr, D: gl.constexpr,
+    WIDTH: gl.constexpr,
 ):  # fmt: skip
     """Rows `row` to `row + ROWS` of a head of a contiguous (T, heads, D) tensor, as far as the sequence has them:
-    whole tiles by the tensor memory accelerator, which would go on into the next sequence with others.
+    whole tiles by the tensor memory accelerator, which would go on into the next sequence with others. Tiles have
+    WIDTH columns.
     """
     if row + ROWS <= length:
         buffer.store(x)
         fence_async_shared()
-        copy_out(tiles, [start + row, head * D], buffer)
+        copy_out(tiles, tile_of_head(start + row, head, D, WIDTH), buffer)
         tma.store_wait(pendings=0)
     else:
         layout: gl.constexpr = x.type.layout
         own = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-        columns = head * D + gl.arange(0, D, gl.SliceLayout(0, layout))
+        column = head * D
+        within = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+        columns = column + within
         places = gl.expand_dims(gl.cast(start + own, gl.int64) * (heads * D), 1) + gl.expand_dims(columns, 0)
-        gl.store(plain + places, x, mask=gl.expand_dims(own < length, 1))
+        there = gl.expand_dims(own < length, 1)
+        if WIDTH != D:
+            there = there & gl.expand_dims(within < D, 0)
+        gl.store(plain + places, x, mask=there)
 
 
 @gluon.jit
@@ -123,11 +130,18 @@ def first_tile(key, offset, length, CAUSAL: gl.constexpr, ROWS: gl.constexpr):  
 
 
 @gluon.jit
-def token_row(plain, eights, token, column, D: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The D numbers (1, D) from `column` of a token; tokens are 8 · `eights` numbers apart."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    columns = column + gl.arange(0, D, gl.SliceLayout(0, layout))
-    return gl.expand_dims(gl.load(plain + gl.cast(token, gl.int64) * (eights * 8) + columns), 0)
+def token_row(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    plain, eights, token, column, D: gl.constexpr, WIDTH: gl.constexpr
+):
+    """The D numbers from `column` of a token, filled up with zeros (1, WIDTH); tokens are 8 · `eights` numbers
+    apart.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
+    within = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    columns = column + within
+    places = plain + gl.cast(token, gl.int64) * (eights * 8) + columns
+    row = gl.load(places) if WIDTH == D else gl.load(places, mask=within < D, other=0.0)
+    return gl.expand_dims(row, 0)
 
 
 @gluon.jit
@@ -193,7 +207,8 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             q = stream.first.index(at.stage)
             g = stream.second.index(at.stage)
             if (j + 1) * c.rows > length:
-                row = token_row(plain, eights, start + length - 1, query_head * c.width, c.width)
+                token = start + length - 1
+                row = token_row(plain, eights, token, query_head * c.width, c.width, c.width)
                 fill_tail(q, length - j * c.rows, row, c.rows, c.width, 32)
                 # With a fence and a barrier, for both.
                 clear_tail(g, length - j * c.rows, c.rows, c.width)
@@ -205,9 +220,12 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             at = at.advanced()
     row = key + HALF * c.rows
     write_rows(
-        dk_out, dk_plain, (dk[0] * root).to(dtype), k, key_start, row, keys, head, listed.heads, c.rows, c.width
+        dk_out, dk_plain, (dk[0] * root).to(dtype), k, key_start, row, keys, head, listed.heads,
+        c.rows, c.width, c.width,
+    )  # fmt: skip
+    write_rows(
+        dv_out, dv_plain, dv.to(dtype), v, key_start, row, keys, head, listed.heads, c.rows, c.width, c.width
     )
-    write_rows(dv_out, dv_plain, dv.to(dtype), v, key_start, row, keys, head, listed.heads, c.rows, c.width)
 
 
 @gluon.jit(do_not_specialize=["eights", "rows", "heads", "section", "groups", "slots"])
@@ -318,8 +336,9 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
         dq = add_to_queries(p, dp, dq, of_row, stream, at)
         at = at.advanced()
     write_rows(
-        dq_out, dq_plain, (dq[0] * root).to(dtype), q, start, row, length, head, listed.heads, c.rows, c.width
-    )
+        dq_out, dq_plain, (dq[0] * root).to(dtype), q, start, row, length, head, listed.heads,
+        c.rows, c.width, c.width,
+    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["rows", "heads", "section", "groups", "slots"])

@@ -9,7 +9,8 @@ are the same in every run. On Hopper one kernel makes all three (`_attention_var
 parts of dQ are added up in no fixed order, unless PyTorch is asked for deterministic algorithms.
 
 On compute capability 9.0 `_attention_varlen_hopper.py`, `_attention_varlen_hopper_backward.py` and
-`_attention_varlen_hopper_backward_deterministic.py` have kernels of their own for what the first names.
+`_attention_varlen_hopper_backward_deterministic.py` have kernels of their own for what the first names; the last
+for heads of 64 or 128 columns without a window or a cap.
 """
 
 from __future__ import annotations
@@ -86,12 +87,12 @@ def attention_varlen(
     w - 1 before it, and under a "full" mask the w - 1 after it. The last query and the last key of a sequence
     are in one place under either mask then. A `cap` above 0 makes scores cap · tanh(score / cap), before the mask.
     `sinks` (H,), in bf16, fp16 or fp32, are one more logit a head in the softmax's denominator, without a value.
-    With any of the three the portable kernels run.
 
     Differentiable once in q, k, v and sinks. The same inputs give the same bits on the same device, but for the
     gradient in q on Hopper (compute capability 9.0), which is summed in no fixed order. Where
     `torch.use_deterministic_algorithms(True)` holds when gradients are computed, it is deterministic too, by
-    kernels that take 1.2 to 1.5 times as long.
+    kernels that take 1.2 to 1.5 times as long, or with a window, a cap or other than 64 or 128 columns by the
+    portable ones.
 
     Raises `TypeError` for a wrong dtype or a window that is no integer, and `ValueError` for a wrong shape,
     device, mask, length, window or cap.
@@ -601,6 +602,27 @@ def _hopper(device: torch.device) -> Hopper | None:
     )
 
 
+def _kernels(
+    hopper: Hopper,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts: torch.Tensor,
+    longest: int,
+    window: int,
+    cap: float,
+) -> ModuleType | None:
+    """The module for Hopper that computes the gradients; None where the portable kernels do. These have windows,
+    caps and heads of other columns where algorithms are to be deterministic.
+    """
+    T, H, _ = q.shape
+    slots = T // hopper.deterministic.BLOCK + starts.shape[0] - 1
+    unordered = hopper.backward.AVAILABLE and not torch.are_deterministic_algorithms_enabled()
+    if unordered and cap <= LARGEST_CAP and hopper.backward.fits(H, slots):
+        return hopper.backward if hopper.forward.takes(q, k, v, longest) else None
+    return hopper.deterministic if not window and not cap and hopper.forward.fits(q, k, v, longest) else None
+
+
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, longest: int) -> Tiles:
     """The tiles of a kernel, for loads through pointers, with sequences of `longest` tokens at most."""
     D = q.shape[-1]
@@ -635,11 +657,22 @@ def listed(mine: torch.Tensor, others: torch.Tensor, tokens: int, block: int) ->
 
 
 def statistics(
-    grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, table: torch.Tensor, rows: int, block: int
+    grad: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    table: torch.Tensor,
+    rows: int,
+    block: int,
+    filled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-sum-exp, delta) as `_statistics` lays them out, (H, rows, block), from a list of blocks of queries."""
+    """(log-sum-exp, delta) as `_statistics` lays them out, (H, rows, block), from a list of blocks of queries.
+    Slots of no block are not written, or `filled` with +inf and 0.
+    """
     T, H, D = out.shape
     level, delta = out.new_empty(2, H, rows, block, dtype=torch.float32).unbind()
+    if filled:
+        level.fill_(math.inf)
+        delta.zero_()
     with on(out):
         _statistics[(rows * H,)](
             out, grad, lse, level, delta, table, grad.stride()[:2], T, rows, H, rows,
@@ -714,18 +747,20 @@ def _launch_backward(
     starts, key_starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
     q, k, v, grad = row_contiguous(q), row_contiguous(k), row_contiguous(v), row_contiguous(grad)
     groups = H // heads
-    hopper = None if window or cap or sinks is not None else _hopper(q.device)
-    if hopper is not None and "backward" in HOPPER and hopper.forward.fits(q, k, v, max_seqlen_q):
+    # By all tokens, as in the forward pass.
+    window = bounded(window, T, Tk)
+    hopper = _hopper(q.device) if "backward" in HOPPER else None
+    if hopper is not None and (kernels := _kernels(hopper, q, k, v, starts, max_seqlen_q, window, cap)):
         block = hopper.deterministic.BLOCK
         lists = listed(starts, key_starts, T, block), listed(key_starts, starts, Tk, block)
-        level, delta = statistics(grad, out, lse, *lists[0], block)
+        level, delta = statistics(grad, out, lse, *lists[0], block, filled=sinks is not None)
         grad = grad.contiguous()
         if grad.data_ptr() % 16:
             grad = grad.clone()
-        fixed = torch.are_deterministic_algorithms_enabled()
-        unordered = hopper.backward.AVAILABLE and hopper.backward.fits(level) and not fixed
-        kernels = hopper.backward if unordered else hopper.deterministic
-        kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, *lists, causal, max_seqlen_q)
+        options = (window, cap) if window or cap else ()
+        kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, *lists, causal, max_seqlen_q, *options)
+        level = level.view(1, H, -1)
+        planned_gradient_in_sinks(sinks, level, level.shape[2])(sinks, level, delta, ds)
         return dq, dk, dv, ds
     delta = torch.empty_like(lse)
     strides = (q.stride()[:2], k.stride()[:2], v.stride()[:2])

@@ -64,6 +64,9 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
         *({"B": 2, "H": 2, "Hkv": Hkv, "S": 2048, "D": D} for Hkv, D in ((1, 64), (2, 256))),
         {"B": 2, "H": 2, "Hkv": 1, "S": 2048, "D": 64, "W": 128, "sinks": True, "keys": "prefix"},
         {"B": 2, "H": 2, "Hkv": 1, "S": 2048, "D": 128, "W": 300, "cap": 50, "mask": "full"},
+        # Heads of other columns than a tile.
+        {"B": 2, "H": 2, "Hkv": 1, "S": 2048, "D": 80, "sinks": True},
+        {"B": 2, "H": 2, "Hkv": 1, "S": 2048, "D": 40, "W": 100, "cap": 50, "mask": "full", "storage": "packed"},
     ),
     "attention_sparse": tuple({"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": D} for D in (64, 256)),
     "attention_window": ({"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": 64, "W": 300},),

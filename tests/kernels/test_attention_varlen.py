@@ -437,14 +437,69 @@ def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monk
     with monkeypatch.context() as patch:
         patch.setattr(unordered, "AVAILABLE", False)
         assert kernels() is deterministic
-    monkeypatch.setattr(unordered, "fits", lambda level: False)
+    monkeypatch.setattr(unordered, "fits", lambda heads, slots: False)
     assert kernels() is deterministic
 
 
+def test_which_gradients_hopper_takes(monkeypatch):
+    """Windows, caps, heads of other columns and sinks; the deterministic kernels sinks alone."""
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
+    module._hopper.cache_clear()
+    modules = module._hopper(torch.device("cpu"))
+    module._hopper.cache_clear()
+    monkeypatch.setattr(module, "_hopper", lambda device: modules)
+    taken = []
+    for each in (modules.deterministic, unordered):
+        monkeypatch.setattr(each, "backward", lambda *given, each=each: taken.append((each, *given[12:])))
+
+    class Portable(Exception):
+        """Raised where those kernels begin."""
+
+        def __getitem__(self, grid):
+            raise self
+
+    monkeypatch.setattr(module, "_delta", Portable())
+    cu = starts([600, 100])
+
+    def kernels(D=64, longest=600, sinks=None, **options):
+        x = torch.zeros(700, 2, D, dtype=torch.bfloat16)
+        given = {"window": 0, "sinks": sinks, "cap": 0.0} | options
+        try:
+            module._launch_backward(x, x, x, x, cu, cu, x, torch.zeros(2, 700), longest, longest, True, **given)
+        except Portable:
+            return None
+        return taken.pop()
+
+    sinks = torch.zeros(2)
+    for fixed in (False, True):
+        torch.use_deterministic_algorithms(fixed)
+        try:
+            own = modules.deterministic if fixed else unordered
+            assert kernels() == (own, 600)
+            assert kernels(sinks=sinks) == (own, 600)
+            assert kernels(window=700) == (own, 600)  # of all tokens: it hides nothing
+            for given, options in (
+                ({"window": 100}, (100, 0.0)),
+                # The longest may be said to be less than it is.
+                ({"window": 600}, (600, 0.0)),
+                ({"cap": 30.0, "sinks": sinks}, (0, 30.0)),
+                ({"D": 128, "window": 9, "cap": 1.0}, (9, 1.0)),
+                ({"D": 40}, ()),
+                ({"D": 120, "window": 100, "sinks": sinks}, (100, 0.0)),
+            ):
+                assert kernels(**given) == (None if fixed else (unordered, 600, *options))
+            for given in ({"D": 32}, {"D": 136}, {"D": 84}, {"longest": 512}, {"cap": 1001.0}):
+                assert kernels(**given) is None
+        finally:
+            torch.use_deterministic_algorithms(False)
+    monkeypatch.setattr(unordered, "AVAILABLE", False)
+    assert kernels(sinks=sinks) == (modules.deterministic, 600)
+    assert kernels(window=100) is None
+
+
 def test_statistics_too_many_for_coordinates_do_not_fit():
-    level = torch.empty(1, device="meta")
-    assert unordered.fits(level.expand(1 << 12, (1 << 12) - 1, 128))
-    assert not unordered.fits(level.expand(1 << 12, 1 << 12, 128))
+    assert unordered.fits(1 << 12, (1 << 12) - 1)
+    assert not unordered.fits(1 << 12, 1 << 12)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from kernelmark.kernels.attention import _attention_varlen_hopper_backward_deter
 from kernelmark.kernels.attention import attention_varlen as module
 from kernelmark.suite.operators.attention_varlen import reference
 
-from .player import Tiles, nothing, play, reduce
+from .player import Tiles, nothing, number, play, reduce
+from .test_attention_hopper import seen
 
 
 def packed(x, rows):
@@ -39,7 +40,7 @@ def _played(monkeypatch):
         add_out=reduce,
         thread_barrier=nothing,
         packed=packed,
-        _map=mapped,
+        tiles_of=mapped,
     )
 
 
@@ -57,11 +58,11 @@ def leaves(lengths, keys, heads, D):
     ]
 
 
-def wanted(q, k, v, grad, cu, cu_keys, mask):
+def wanted(q, k, v, grad, cu, cu_keys, mask, *options):
     """Output and gradients in fp64."""
     wide = [x.double().requires_grad_() for x in (q, k, v)]
     longest = [int(x.diff().max()) for x in (cu, cu_keys)]
-    expected = reference(*wide, cu, cu_keys, *longest, mask)
+    expected = reference(*wide, cu, cu_keys, *longest, mask, *options)
     return [expected.detach(), *torch.autograd.grad(expected, wide, grad.double())]
 
 
@@ -95,14 +96,16 @@ def outputs(q, k, v, cu, cu_keys, causal, *options):
     return out, lse
 
 
-def gradients(kernels, q, k, v, grad, cu, cu_keys, out, lse, causal, *schedule, longest=1024):
-    found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+def gradients(kernels, q, k, v, grad, cu, cu_keys, out, lse, causal, *options, longest=1024, **schedule):
+    memory = [torch.full((x.numel() + 128,), torch.nan) for x in (q, k, v)]
+    found = [whole[:-128].view(x.shape) for whole, x in zip(memory, (q, k, v), strict=True)]
     lists = (
         module.listed(cu, cu_keys, len(q), deterministic.BLOCK),
         module.listed(cu_keys, cu, len(k), deterministic.BLOCK),
     )
     level, delta = module.statistics(grad, out, lse, *lists[0], deterministic.BLOCK)
-    kernels.backward(grad, q, k, v, level, delta, *found, *lists, causal, longest, *schedule)
+    kernels.backward(grad, q, k, v, level, delta, *found, *lists, causal, longest, *options, **schedule)
+    assert all(whole[-128:].isnan().all() for whole in memory)  # nothing is written behind the last head
     return found
 
 
@@ -266,6 +269,187 @@ def test_gradients(kernels, lengths, keys, heads, D, mask, spoilt):
     compare(["dq", "dk", "dv"], found, expected, rows and rows[:3])
 
 
+def check_gradients(lengths, keys, heads, D, mask, spoilt=False, window=0, sinks=None, cap=0.0, **more):
+    """Of the unordered kernel."""
+    keys = lengths if keys is None else keys
+    cu, cu_keys = starts(lengths), starts(keys)
+    tensors = leaves(lengths, keys, heads, D)
+    expected = wanted(*tensors, cu, cu_keys, mask, window, sinks, cap)[1:]
+    rows = spoil(tensors, cu, cu_keys) if spoilt else None
+    causal = mask == "causal"
+    out, lse = outputs(*tensors[:3], cu, cu_keys, causal, window, sinks, cap)
+    found = gradients(backward, *tensors, cu, cu_keys, out, lse, causal, window, cap, **more)
+    compare(["dq", "dk", "dv"], found, expected, rows and rows[:3], 2e-4 if cap else 2e-5)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@pytest.mark.parametrize(
+    ("window", "spoilt"), [(1, False), (64, True), (100, False), (128, True), (129, False), (300, True)]
+)
+@pytest.mark.parametrize(
+    ("lengths", "keys", "D"),
+    [
+        ([130, 128, 1, 0, 270], None, 64),
+        ([130, 200, 64, 0], [270, 40, 0, 90], 64),  # fewer keys than queries, none, and no queries
+        ([70, 129, 30], [500, 300, 600], 128),  # blocks of keys that no query sees any more
+    ],
+)
+def test_gradients_under_windows(lengths, keys, D, window, mask, spoilt):
+    """One end of a window in a block of keys or in a tile of queries, both, none; wider than a sequence."""
+    check_gradients(lengths, keys, (2, 1), D, mask, spoilt, window)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@SPOILT
+@pytest.mark.parametrize(
+    ("lengths", "keys", "heads", "D", "window"),
+    [
+        ([256, 128, 1, 0, 330], None, (2, 1), 80, 0),
+        ([130, 300, 64, 0], [270, 40, 0, 90], (4, 2), 40, 0),
+        ([70, 129, 30], [129, 300, 600], (2, 2), 96, 100),
+        ([1, 65, 0], None, (3, 3), 120, 0),
+        ([200, 77], None, (2, 1), 72, 33),
+    ],
+)
+def test_gradients_of_heads_of_other_columns(lengths, keys, heads, D, window, mask, spoilt):
+    """A neighbour's columns are neither read nor written."""
+    check_gradients(lengths, keys, heads, D, mask, spoilt, window)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@pytest.mark.parametrize("sunk", [True, False])
+@pytest.mark.parametrize(
+    ("lengths", "keys", "D", "window", "cap"),
+    [
+        ([256, 1, 0, 330], None, 64, 0, 0.0),
+        ([130, 300], [270, 40], 64, 0, 3.0),  # rows that see nothing but the sink
+        ([70, 129, 30], [500, 300, 60], 128, 200, 1.0),
+        ([90, 200], None, 112, 0, 2.0),
+    ],
+)
+def test_gradients_with_sinks_and_caps(lengths, keys, D, window, cap, sunk, mask):
+    sinks = torch.tensor([0.5, 6.0]) if sunk else None
+    check_gradients(lengths, keys, (2, 1), D, mask, False, window, sinks, cap)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@pytest.mark.parametrize("kernels", ["backward", "deterministic"])
+def test_a_gradient_in_sinks(monkeypatch, kernels, mask):
+    """As the call makes it, of statistics in slots: those of no block, and rows of no sequence, count nothing."""
+    modules = module.Hopper(forward, backward, deterministic)
+    monkeypatch.setattr(module, "_hopper", lambda device: modules)
+    monkeypatch.setattr(module, "_kernels", lambda *_: getattr(modules, kernels))
+    empty = torch.Tensor.new_empty
+
+    def spoilt(self, *shape, **more):
+        found = empty(self, *shape, **more)
+        return found.fill_(math.nan) if found.is_floating_point() else found
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", spoilt)
+    lengths = [70, 0, 130, 1]
+    cu = starts(lengths) + 40
+    q, k, v, grad = (
+        torch.cat((torch.full_like(x[:40], 3), x, x[:9])) for x in leaves(lengths, lengths, (2, 1), 64)
+    )
+    sinks = torch.tensor([0.5, 2.0])
+    inside = slice(40, -9)
+    wide = [x[inside].double().requires_grad_() for x in (q, k, v)] + [sinks.double().requires_grad_()]
+    want = reference(*wide[:3], cu - 40, cu - 40, 130, 130, mask, 0, wide[3])
+    expected = torch.autograd.grad(want, wide, grad[inside].double())
+    out, lse = outputs(q, k, v, cu, cu, mask == "causal", 0, sinks)
+    given = grad, q, k, v, cu, cu, out, lse, 130, 130, mask == "causal", 0, sinks, 0.0
+    *found, of_sinks = module._launch_backward(*given)
+    compare(["dq", "dk", "dv", "sinks"], [*(x[inside] for x in found), of_sinks], expected)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@pytest.mark.parametrize(
+    ("D", "schedule"), [(64, (128, 2, False)), (40, (128, 2, True)), (64, (64, 4, True)), (96, (64, 3, False))]
+)
+def test_windows_in_other_schedules(D, schedule, mask):
+    check_gradients([70, 129, 200], [129, 200, 63], (2, 1), D, mask, window=90, schedule=dense.Schedule(*schedule))
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+def test_heads_that_are_apart(mask):
+    """Queries are part of a projection, in which everything else is NaN: what fills up a tile is a head's own."""
+    lengths = [70, 130, 1]
+    cu = starts(lengths)
+    q, k, v, grad = leaves(lengths, lengths, (2, 1), 72)
+    expected = wanted(q, k, v, grad, cu, cu, mask)
+    whole = torch.full((len(q), 2, 3, 72), torch.nan)
+    whole[:, :, 1] = q
+    causal = mask == "causal"
+    out, lse = outputs(whole[:, :, 1], k, v, cu, cu, causal)
+    found = gradients(backward, whole[:, :, 1], k, v, grad, cu, cu, out, lse, causal)
+    compare(["output", "dq", "dk", "dv"], [out, *found], expected)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@pytest.mark.parametrize("window", [100, 150])
+def test_weights_of_hidden_keys_that_overflow_under_a_window(window, mask):
+    """Those beyond the end of a sequence, which a window after the last query would show."""
+    lengths, keys = [200, 90], [129, 63]
+    cu, cu_keys = starts(lengths), starts(keys)
+    q, k, v, grad = leaves(lengths, keys, (1, 1), 64)
+    tensors = [q.abs() + 3.5, -k.abs() - 3.5, v, grad]
+    expected = wanted(*tensors, cu, cu_keys, mask, window)[1:]
+    causal = mask == "causal"
+    out, lse = outputs(*tensors[:3], cu, cu_keys, causal, window)
+    assert lse.min() < -128
+    found = gradients(backward, *tensors, cu, cu_keys, out, lse, causal, window)
+    compare(["dq", "dk", "dv"], found, expected, atol=1e-3)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@pytest.mark.parametrize("D", [64, 80])
+def test_keys_of_minus_infinity_under_a_window(D, mask):
+    """They weigh nothing, at a window's edge and beside rows that fill a tile up: dK and dV are numbers."""
+    lengths = [70, 130, 100]
+    cu = starts(lengths)
+    q, k, v, grad = leaves(lengths, lengths, (2, 1), D)
+    weightless = [30, 69, 70 + 64, 200 + 30]
+    k[weightless, :, 3] = -math.inf
+    q = q.abs()
+    _, _, *expected = wanted(q, k, v, grad, cu, cu, mask, 50)
+    causal = mask == "causal"
+    out, lse = outputs(q, k, v, cu, cu, causal, 50)
+    _, *found = gradients(backward, q, k, v, grad, cu, cu, out, lse, causal, 50)
+    compare(["dk", "dv"], found, expected)
+    assert not any(x[weightless].any() for x in found)
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("tile", [64, 128])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 64, 65, 100, 127, 128, 192, 193, 300, 700])
+@pytest.mark.parametrize(("length", "keys"), [(640, 640), (333, 333), (70, 500), (500, 70), (130, 1000)])
+def test_walk_under_a_window(length, keys, tile, causal, window):
+    """Tiles of queries are walked if they see any of a block of keys, and masked unless they see all of it."""
+    own = torch.arange(length) + keys - length
+    for block in range(-(-keys // 128)):
+        first, count, tiles = (
+            int(x) for x in backward._span(number(block), number(length), number(keys), causal, 64, tile, window)
+        )
+        of_keys = torch.arange(block * 128, min((block + 1) * 128, keys))
+        assert tiles == -(-length // tile)
+        assert first + count <= tiles
+        for j, places in enumerate(own.split(tile)):
+            mask = seen(places, of_keys, causal, window)
+            assert (first <= j < first + count) == bool(mask.any())
+            ahead = number(int(places[0]) - block * 128)
+            if first <= j < first + count and len(mask) == tile and len(of_keys) == 128:
+                assert bool(backward._cut(ahead, causal, 64, tile, window)) != bool(mask.all())
+
+
 @pytest.mark.usefixtures("_played")
 @KERNELS
 def test_gradients_in_sections_of_heads(monkeypatch, kernels):
@@ -374,7 +558,7 @@ def test_other_schedules(D, schedule, mask):
     expected = wanted(*tensors, cu, cu_keys, mask)[1:]
     causal = mask == "causal"
     out, lse = outputs(*tensors[:3], cu, cu_keys, causal)
-    found = gradients(backward, *tensors, cu, cu_keys, out, lse, causal, dense.Schedule(*schedule))
+    found = gradients(backward, *tensors, cu, cu_keys, out, lse, causal, schedule=dense.Schedule(*schedule))
     compare(["dq", "dk", "dv"], found, expected)
 
 
@@ -391,7 +575,7 @@ def test_equal_lengths_take_the_schedule_of_the_dense_kernel(monkeypatch, length
     out, lse = outputs(*tensors[:3], cu, cu, causal)
     found = gradients(backward, *tensors, cu, cu, out, lse, causal, longest=length)
     compare(["dq", "dk", "dv"], found, wanted(*tensors, cu, cu, mask)[1:])
-    assert given == [(64, causal, 3 * length, 3, length)]
+    assert given == [(64, causal, 3 * length, 3, length, True)]
     assert choose(*given[0]) == dense.SCHEDULES[64, causal]
 
 
@@ -400,3 +584,10 @@ def test_a_schedule_is_the_dense_kernels_over_lengths_of_nine_tenths_of_the_long
     assert backward.scheduled(64, True, 8999, 10, 1000) == dense.Schedule(64, 4) != dense.SCHEDULES[64, True]
     for other in ((64, False), (128, True), (128, False)):
         assert backward.scheduled(*other, 8999, 10, 1000) == dense.SCHEDULES[other]
+
+
+def test_windows_and_caps_take_tiles_of_64_queries():
+    """Of 64 columns, where those of 128 spill registers."""
+    for causal in (True, False):
+        assert backward.scheduled(64, causal, 9000, 10, 1000, False) == dense.Schedule(64, 4)
+        assert backward.scheduled(128, causal, 9000, 10, 1000, False) == dense.SCHEDULES[128, causal]
