@@ -222,8 +222,8 @@ DUAL = (
     DualSchedule(groups=1, columns=256, stages=5),
     DualSchedule(groups=1, columns=128, stages=8),
 )
-"""What a dual product can be computed by, the largest tiles first. 64 columns of each factor were as fast as 128 or
-faster in seven of eight products, and 1.7 % slower in one.
+"""What a dual product can be computed by, the largest tiles first. 64 columns of each factor were as fast as 128
+or faster in seven of eight products, and 1.7 % slower in one.
 """
 
 
