@@ -342,6 +342,16 @@ def test_gradients_of_wide_heads(layout, B, H, Hkv, S, D, window, causal):
 
 
 @pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize(
+    ("B", "H", "Hkv", "S", "D"), [(1, 6, 2, 640, 128), (2, 4, 2, 300, 64), (1, 3, 3, 385, 128)]
+)
+def test_heads_in_order_and_in_turns(monkeypatch, turns, B, H, Hkv, S, D):
+    monkeypatch.setattr(backward, "order", lambda *_: (turns, 2))
+    check(backward, draw(B, H, Hkv, S, D, "bshd"), True, 0)
+
+
+@pytest.mark.usefixtures("_played")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("schedule", [(128, 2, True, True), (128, 2, False, True), (64, 3, True, True)])
 def test_queries_with_a_barrier_of_their_own(monkeypatch, schedule, causal):
