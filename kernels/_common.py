@@ -14,7 +14,7 @@ import triton.language as tl
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from ._launch import _device, likeness, prepared
+from ._launch import _PLAIN, _device, prepared
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets (`TRITON_INTERPRET=1`), which is how the kernels run on a CPU."""
@@ -40,7 +40,6 @@ def tf32() -> str:
 FLOATING = (torch.bfloat16, torch.float16, torch.float32)
 """What the kernels read and write; they compute in fp32."""
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Whether torch.func transforms what is called; no public function tells, autograd asks the same one."""
 _HERE = contextlib.nullcontext()
@@ -128,12 +127,12 @@ def operator(
                 raise NotImplementedError(f"{name} has no backward pass")
             return dispatched(*arguments)
         if isinstance(launch, prepared):
-            alike, differentiate = likeness(arguments)
-            if alike is None:
+            plan, differentiate = launch.find(arguments)
+            if plan is None:
                 return dispatched(*arguments)
             if differentiate and eager is not launch:
-                return eager(alike, *arguments)
-            found = launch.run(alike, arguments)
+                return eager(plan, *arguments)
+            found = launch.run(plan, arguments)
         else:
             differentiate = False
             for x in arguments:
@@ -241,7 +240,7 @@ def _registered_autograd(
 def _differentiable(
     name: str, launch: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any], hidden: int
 ) -> Callable[..., Any]:
-    """The call of an operator in eager mode; of one that is prepared, behind its arguments' likeness."""
+    """The call of an operator in eager mode; of one that is prepared, behind what was found for its arguments."""
     known = isinstance(launch, prepared)
     nothing = (None,) * hidden
 
@@ -255,8 +254,8 @@ def _differentiable(
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
             if known:
-                alike, inputs = inputs[0], inputs[1:]
-                output = launch.run(alike, inputs)  # type: ignore[attr-defined]  # it is prepared
+                plan, inputs = inputs[0], inputs[1:]
+                output = launch.run(plan, inputs)  # type: ignore[attr-defined]  # it is prepared
             else:
                 output = launch(*inputs)
             save(ctx, inputs, output)
@@ -267,6 +266,8 @@ def _differentiable(
         def backward(ctx: Any, *given: Any) -> Any:
             return _once(name, direct, ctx, given) if torch.is_grad_enabled() else direct(ctx, *given)
 
+    # Autograd's engine calls this; PyTorch's own looks in Python for `backward` and others first, at each call.
+    Eager._backward_cls.apply = Eager.backward  # type: ignore[attr-defined]  # the metaclass makes it
     # Not `Eager.apply`, which asks for transforms of torch.func again: `operator` has and goes the other way.
     apply: Callable[..., Any] = super(torch.autograd.Function, Eager).apply
     return apply

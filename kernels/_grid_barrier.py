@@ -78,7 +78,7 @@ def slots(tensor: torch.Tensor, count: int, held: int = 0) -> torch.Tensor | Non
         # An object for the stream takes as long as a launch.
         stream = torch.cuda.current_stream(device).cuda_stream if _stream is None else _stream(device.index)
         known = pool.streams.get(stream)
-        if known is None or len(known) < count:
+        if known is None or known.shape[0] < count:  # a tensor's `len` takes ten times as long
             # By doubling, so that counts that grow one by one do not leave a trail of outgrown slots behind them.
             known = pool.take(power_of_2(count))
             known = pool.take(count) if known is None else known

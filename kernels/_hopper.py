@@ -210,9 +210,8 @@ class Placed:
         return new
 
 
-def placed(x: torch.Tensor, says: Says) -> Placed:
-    """The tensor map of this tensor that says so."""
-    return Placed(x, says)
+placed = Placed
+"""The tensor map of this tensor that says so."""
 
 
 def tensor_map(x: torch.Tensor, rows: int, columns: int = 0) -> Placed:
@@ -241,47 +240,54 @@ class Compiled:
     one takes as long as a launch, and in a training step the same addresses come again and again.
     """
 
-    __slots__ = ("_function", "_maps", "_middle", "_says", "_together", "kernel")
+    __slots__ = ("_function", "_mapped", "_maps", "_middle", "_pointers", "_together", "kernel")
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self._function: Any = None
         self._together = False
         self._middle: tuple[Any, ...] = ()
-        self._says: dict[int, Any] = {}
+        self._pointers: tuple[int, ...] = ()
+        """Places of tensors among the first call's arguments; one elsewhere is left to Triton's function in C."""
+        self._mapped: tuple[tuple[int, Any], ...] = ()
+        """Places of tensor maps, the last first, and what the launcher knows of each, if that is known."""
         self._maps: dict[tuple[int, Says], tuple[Any, ...]] = {}
 
-    def _bind(self) -> None:
+    def _bind(self, arguments: tuple[Any, ...]) -> None:
         function, self._together, self._middle = straight(self.kernel)
-        self._function, self._says = described(function) or (function, {})
+        self._function, says = described(function) or (function, {})
+        kinds = list(enumerate(map(type, arguments)))
+        self._pointers = tuple(place for place, kind in kinds if issubclass(kind, torch.Tensor))
+        mapped = [place for place, kind in kinds if kind is Placed or place in says]
+        self._mapped = tuple((place, says.get(place)) for place in reversed(mapped))
 
     def __call__(self, grid: int, arguments: tuple[Any, ...]) -> None:
         if not DIRECT or observed():
             self.kernel[(grid, 1, 1)](*map(usual, arguments))
             return
         if self._function is None:
-            self._bind()
-        maps, says = self._maps, self._says
-        given: list[Any] = []
-        for place, x in enumerate(arguments):
-            kind = type(x)
-            if kind is torch.Tensor:
-                given.append(x.data_ptr())
-            elif kind is Placed:
-                if place not in says:
-                    given.append(x.map())
-                    continue
-                key = x.base.data_ptr(), x.says
-                found = maps.get(key)
-                if found is None:
-                    if len(maps) >= MOST_MAPS:
-                        maps.clear()
-                    found = maps[key] = tuple(make_map(x.map(), says[place]))
-                given += found
-            elif place in says:
-                given += make_map(x, says[place])
-            else:
-                given.append(x)
+            self._bind(arguments)
+        maps = self._maps
+        given = list(arguments)
+        for place in self._pointers:
+            x = given[place]
+            if x is not None:
+                given[place] = x.data_ptr()
+        for place, says in self._mapped:
+            x = given[place]
+            if says is None:
+                given[place] = usual(x)
+                continue
+            if type(x) is not Placed:
+                given[place : place + 1] = make_map(x, says)
+                continue
+            key = x.base.data_ptr(), x.says
+            found = maps.get(key)
+            if found is None:
+                if len(maps) >= MOST_MAPS:
+                    maps.clear()
+                found = maps[key] = tuple(make_map(x.map(), says))
+            given[place : place + 1] = found
         # As Triton's own launch in the end, without launch metadata and hooks.
         stream = current_stream(current_device())
         if self._together:

@@ -4,7 +4,8 @@ A kernel of a few microseconds is over before Python has launched the next one. 
 host has the same result for all tensors of the same dtypes, shapes, strides, device and alignment: checks, the
 choice of a plan, and the just-in-time compiler's specialization on each argument. `prepared` keeps what those
 decide, and `Launch` keeps a compiled kernel with all of its arguments but addresses. Addresses are read at each
-call, so memory that was freed and given to a tensor of another shape is no special case.
+call, so memory that was freed and given to a tensor of another shape is no special case. Calls that come again
+are known by the guards of torch.compile's code, which look at all tensors in one call of C.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Real
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ import triton
 
 MOST = 4096
 """Calls that one operator remembers; where more kinds come by, it starts anew."""
+FAMILIAR = 4
+"""Kinds of arguments with one shape of the first that are known again at a glance: each is looked at in turn."""
 
 _VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 _DIRECT = _VERSION in ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -34,6 +38,8 @@ which takes longer than the allocator."""
 _DEVICES = ("cuda",)
 """Where launches go past the just-in-time compiler; else it is the interpreter that runs them."""
 _runtime = triton.knobs.runtime
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
 
 
 def room(
@@ -67,7 +73,7 @@ def likeness(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, bool]:
     differentiate = False
     for x in arguments:
         kind = type(x)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
+        if kind in _PLAIN:
             if x.is_neg():
                 return None, False
             found += (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15)
@@ -80,6 +86,67 @@ def likeness(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, bool]:
     return tuple(found), differentiate and torch.is_grad_enabled()
 
 
+def _trusted_guards() -> Callable[..., Any] | None:
+    """What torch.compile's code knows tensors again by: type, dispatch keys, dtype, device, shape, strides and
+    whether they have gradients, all tensors in one call of C. None where PyTorch's sees less, or is not there.
+    """
+    guards: Callable[..., Any] | None = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+    if guards is None:
+        return None
+    try:
+        x = torch.empty(4, 4, device="cpu")
+        check = guards(x, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        others = [x.t(), x.view(2, 8), x.int(), torch._neg_view(x), torch.nn.Parameter(x), x.to("meta")]
+        followed = x.clone().requires_grad_()
+        return guards if check(x) and check(x.clone()) and not any(map(check, [*others, followed])) else None
+    except (TypeError, RuntimeError, SystemError):  # a version that is called otherwise
+        return None
+
+
+_guards = _trusted_guards()
+
+
+class _Run:
+    """What was prepared for arguments that are alike, and the number of its device.
+
+    `looks`: how often such arguments are yet remembered when they had to be looked at one by one.
+    """
+
+    __slots__ = ("index", "looks", "run")
+
+    def __init__(self, index: int | None, run: Callable[..., Any]) -> None:
+        self.index = index
+        self.run = run
+        self.looks = FAMILIAR if _guards is not None else 0
+
+
+class _Kind:
+    """Arguments that are alike and begin at multiples of 16 bytes, and how they are known again: numbers by type
+    and value, tensors by guards.
+    """
+
+    __slots__ = ("check", "differentiable", "found", "numbers", "of_numbers", "of_tensors", "types")
+
+    def __init__(self, guards: Callable[..., Any], found: _Run, arguments: tuple[Any, ...]) -> None:
+        tensors = [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)]
+        self.found = found
+        self.types = tuple(map(type, arguments))
+        self.of_tensors = _chosen(tensors)
+        self.of_numbers = _chosen([i for i in range(len(arguments)) if i not in tensors])
+        self.numbers = self.of_numbers(arguments)
+        self.check = guards(*self.of_tensors(arguments), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        self.differentiable = any(arguments[i].requires_grad for i in tensors)
+
+
+def _chosen(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Takes the elements at these places out of a tuple, in C."""
+    if not places:
+        return itemgetter(slice(0))
+    if places[-1] - places[0] == len(places) - 1:
+        return itemgetter(slice(places[0], places[-1] + 1))
+    return itemgetter(*places)
+
+
 class prepared:
     """A function that calls `prepare(*arguments)(*arguments)`, preparing once for all arguments that are alike.
 
@@ -87,37 +154,81 @@ class prepared:
     current one. `check` sees arguments before they are prepared for.
     """
 
-    __slots__ = ("_check", "_prepare", "_runs", "numbers")
+    __slots__ = ("_check", "_kinds", "_prepare", "_runs", "numbers")
 
     def __init__(
         self, prepare: Callable[..., Callable[..., Any]], check: Callable[..., None] | None = None
     ) -> None:
         self._prepare = prepare
         self._check = check
-        self._runs: dict[tuple[Any, ...], tuple[int | None, Callable[..., Any]]] = {}
+        self._runs: dict[tuple[Any, ...], _Run] = {}
+        self._kinds: dict[torch.Size, list[_Kind]] = {}
+        """By the shape of the first argument."""
         self.numbers: dict[int, str] = {}
         """Names of arguments by place that are numbers. A tensor there would be what it was at the first call."""
         _everything.append(self)
 
     def __call__(self, *arguments: Any) -> Any:
-        return self.run(likeness(arguments)[0], arguments)
+        found = self.find(arguments)[0]
+        return self._first(None, *arguments) if found is None else self.run(found, arguments)
 
-    def run(self, alike: tuple[Any, ...] | None, arguments: tuple[Any, ...]) -> Any:
-        """The call of arguments whose likeness is known."""
+    def find(self, arguments: tuple[Any, ...]) -> tuple[_Run | None, bool]:
+        """What `run` takes for these arguments, and whether autograd wants to know of what is made of them. None
+        where `likeness` finds none.
+        """
+        if self._kinds and type(arguments[0]) in _PLAIN:
+            kinds = self._kinds.get(arguments[0].shape, ())
+            types = tuple(map(type, arguments)) if kinds else ()
+            for i, kind in enumerate(kinds):
+                # Types first: of other types numbers could be equal, and to a tensor equality is elementwise.
+                if types == kind.types and kind.numbers == kind.of_numbers(arguments):
+                    tensors, low = kind.of_tensors(arguments), 0
+                    for x in tensors:
+                        # Guards end the process at a nested tensor, which has no strides.
+                        low |= 1 if x.is_nested else x.data_ptr()
+                    if not low & 15 and kind.check(*tensors):
+                        if i:  # what came last is likely to come next
+                            kinds[i], kinds[0] = kinds[0], kind
+                        return kind.found, kind.differentiable and torch.is_grad_enabled()
+        alike, differentiate = likeness(arguments)
+        if alike is None:
+            return None, False
         try:
-            index, run = self._runs[alike]  # type: ignore[index]  # None is never a key
-        except (KeyError, TypeError):  # TypeError: something that is no tensor and cannot be a key
-            return self._first(alike, arguments)
+            found = self._runs.get(alike)
+        except TypeError:  # something that is no tensor and cannot be a key
+            found = None
+        if found is None:
+            return _Run(None, partial(self._first, alike)), differentiate
+        if found.looks:
+            found.looks -= 1
+            self._remember(found, arguments)
+        return found, differentiate
+
+    def _remember(self, found: _Run, arguments: tuple[Any, ...]) -> None:
+        """Has arguments that come for the second time be known at a glance from now on."""
+        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+        if not tensors or tensors[0] is not arguments[0] or any(x.data_ptr() & 15 for x in tensors):
+            return
+        kinds = self._kinds.setdefault(tensors[0].shape, [])
+        # Guards take one tensor in two places for none that they know.
+        if len(kinds) < FAMILIAR and len(set(map(id, tensors))) == len(tensors):
+            assert _guards is not None
+            kinds.append(_Kind(_guards, found, arguments))
+
+    def run(self, found: _Run, arguments: tuple[Any, ...]) -> Any:
+        """The call of arguments for which this was found."""
+        index = found.index
         if index is None or index == _device():
-            return run(*arguments)
+            return found.run(*arguments)
         with torch.cuda.device(index):
-            return run(*arguments)
+            return found.run(*arguments)
 
     def forget(self) -> None:
         """Prepares anew from now on."""
         self._runs.clear()
+        self._kinds.clear()
 
-    def _first(self, alike: tuple[Any, ...] | None, arguments: tuple[Any, ...]) -> Any:
+    def _first(self, alike: tuple[Any, ...] | None, *arguments: Any) -> Any:
         """The call of arguments that nothing is prepared for."""
         for i, name in self.numbers.items():
             if not isinstance(arguments[i], Real):
@@ -129,9 +240,9 @@ class prepared:
         with contextlib.nullcontext() if index is None else torch.cuda.device(index):
             run = self._prepare(*arguments)
             if len(self._runs) >= MOST:
-                self._runs.clear()
+                self.forget()
             if alike is not None:
-                self._runs[alike] = index, run
+                self._runs[alike] = _Run(index, run)
             return run(*arguments)
 
 
@@ -168,19 +279,22 @@ class Launch:
         if bound is None or _observed():
             self._first(device, tensors, numbers)
             return
-        index, (run, together, middle), grid, tail = bound
-        arguments: list[Any] = []
-        for group in tensors:
-            if type(group) is tuple:
-                arguments.append(tuple([0 if x is None else x.data_ptr() for x in group]))
-            else:
-                arguments.append(group.data_ptr())
-        arguments += numbers
-        arguments += tail
+        index, (run, together, middle), grid, grouped, tail = bound
         if index != _device():
             with torch.cuda.device(index):
                 self(device, *tensors, numbers=numbers)
-        elif together:
+            return
+        arguments: list[Any]
+        if grouped:
+            arguments = [
+                tuple([0 if x is None else x.data_ptr() for x in one]) if type(one) is tuple else one.data_ptr()
+                for one in tensors
+            ]
+        else:
+            arguments = list(map(_address, tensors))
+        arguments += numbers
+        arguments += tail
+        if together:
             run(*grid, _stream(index), *middle, arguments)  # type: ignore[misc]  # is there with CUDA
         else:
             run(*grid, _stream(index), *middle, *arguments)  # type: ignore[misc]  # is there with CUDA
@@ -197,7 +311,8 @@ class Launch:
             names = self._kernel.arg_names[len(arguments) :]
             # No launch metadata and no hooks: where there are any, the usual launch is taken.
             tail = (*self._numbers, *(self._constants[name] for name in names))
-            self._bound = device.index, straight(compiled), (*self._grid, 1, 1)[:3], tail
+            grouped = any(isinstance(x, tuple) for x in tensors)
+            self._bound = device.index, straight(compiled), (*self._grid, 1, 1)[:3], grouped, tail
 
 
 def straight(compiled: Any) -> tuple[Callable[..., None], bool, tuple[Any, ...]]:

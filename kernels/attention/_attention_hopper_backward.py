@@ -45,7 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -58,6 +58,7 @@ from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
 from .._hopper import (
     ROWS,
+    Says,
     flat_mapping,
     kernel_key,
     launch,
@@ -536,7 +537,8 @@ def backward(
     """
     plan = planned(grad, q, k, v, dq, dk, dv, causal, window, schedule, cap)
     sums = torch.zeros(plan.sums, dtype=torch.float32, device=q.device)
-    run(plan, grad, q, k, v, lse, delta, dq, dk, dv, sums)
+    with on(q):
+        run(plan, grad, q, k, v, lse, delta, dq, dk, dv, sums)
 
 
 class Plan(NamedTuple):
@@ -551,10 +553,10 @@ class Plan(NamedTuple):
     numbers: tuple[int | float | Config, ...]
     converted: tuple[int | float, ...]
     warps: int
-    maps: tuple[dict[str, Any], ...]
-    statistics: dict[str, Any]
+    maps: tuple[Says, ...]
+    statistics: Says
     sums: tuple[int, int]
-    summed: dict[str, Any]
+    summed: Says
 
 
 def planned(
@@ -616,13 +618,14 @@ def run(
     dv: torch.Tensor,
     sums: torch.Tensor,
 ) -> None:
-    """`backward` of tensors that the plan is for, with an accumulator in fp32 of its shape that holds zeros."""
+    """`backward` of tensors that the plan is for, on the current device, with an accumulator in fp32 of its shape
+    that holds zeros.
+    """
     tq, tg, tk, tv, tdk, tdv = map(placed, (q, grad, k, v, dk, dv), plan.maps)
-    with on(q):
-        taken = counter(q) if plan.persistent else None
-        launch(
-            _kernel, plan.keys[0], plan.programs[0],
-            tq, tg, tk, tv, placed(lse, plan.statistics), placed(delta, plan.statistics), tdk, tdv,
-            placed(sums, plan.summed), taken, *plan.numbers,
-        )  # fmt: skip
-        launch(_convert_dq, plan.keys[1], plan.programs[1], sums, dq, *plan.converted, num_warps=plan.warps)
+    taken = counter(q) if plan.persistent else None
+    launch(
+        _kernel, plan.keys[0], plan.programs[0],
+        tq, tg, tk, tv, placed(lse, plan.statistics), placed(delta, plan.statistics), tdk, tdv,
+        placed(sums, plan.summed), taken, *plan.numbers,
+    )  # fmt: skip
+    launch(_convert_dq, plan.keys[1], plan.programs[1], sums, dq, *plan.converted, num_warps=plan.warps)

@@ -24,7 +24,7 @@ Taken for what `_attention_hopper_forward.takes` does, of as many keys as querie
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .._common import on, power_of_2
 from .._hopper import LOG2E, ROWS, kernel_key, launch, product_layout, sectioned, tensor_map, visible
+from .._launch import room
 from .._pipeline import Blocks, copy_out, cursor, pair, pair_ring, pieces
 from ._attention_hopper_forward import divided
 from ._gradients import add_to_keys, add_to_queries, opaque, scored
@@ -371,7 +372,8 @@ def statistics(out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor) -> tupl
     """(log-sum-exp, delta), both (B, H, rows) in fp32 with room for whole blocks of 128 rows, filled up with
     +inf and 0: of an output and a gradient that are `mappable`.
     """
-    return run_statistics(planned_statistics(out, grad), out, grad, lse)
+    with on(out):
+        return run_statistics(planned_statistics(out, grad), out, grad, lse)
 
 
 class StatisticsPlan(NamedTuple):
@@ -380,6 +382,7 @@ class StatisticsPlan(NamedTuple):
     key: Hashable
     programs: int
     shape: tuple[int, int, int]
+    of_delta: Callable[[], torch.Tensor]
     padded: bool
     zeroed: bool
     numbers: tuple[int | bool, ...]
@@ -388,16 +391,17 @@ class StatisticsPlan(NamedTuple):
 def planned_statistics(out: torch.Tensor, grad: torch.Tensor, zeroed: bool = False) -> StatisticsPlan:
     """What holds for all tensors of these shapes, strides, dtype and device; whether an accumulator is zeroed."""
     B, H, S, D = out.shape
-    room = -(-S // (2 * ROWS)) * 2 * ROWS
+    height = -(-S // (2 * ROWS)) * 2 * ROWS
     strides = (x // 8 for y in (out, grad) for x in y.stride()[:3])
-    constants = (D, max(16, power_of_2(D)), room != S)
+    constants = (D, max(16, power_of_2(D)), height != S)
     return StatisticsPlan(
         kernel_key(_statistics, out.device, out.dtype, zeroed, constants),
-        B * H * room // 64,
-        (B, H, room),
-        room != S,
+        B * H * height // 64,
+        (B, H, height),
+        room((B, H, height), torch.float32, out.device),
+        height != S,
         zeroed,
-        (*strides, H, S, room, room // 64, *constants),
+        (*strides, H, S, height, height // 64, *constants),
     )
 
 
@@ -408,12 +412,13 @@ def run_statistics(
     lse: torch.Tensor,
     sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`statistics` of tensors that the plan is for; zeros in `sums`, dQ's accumulator in fp32 with such room."""
+    """`statistics` of tensors that the plan is for, on the current device; zeros in `sums`, dQ's accumulator in
+    fp32 with such room.
+    """
     assert (sums is not None) == plan.zeroed
-    delta = torch.empty(plan.shape, dtype=torch.float32, device=lse.device)
-    levels = torch.empty_like(delta) if plan.padded else lse
-    with on(out):
-        launch(_statistics, plan.key, plan.programs, out, grad, lse, levels, delta, sums, *plan.numbers)
+    delta = plan.of_delta()
+    levels = plan.of_delta() if plan.padded else lse
+    launch(_statistics, plan.key, plan.programs, out, grad, lse, levels, delta, sums, *plan.numbers)
     return levels, delta
 
 

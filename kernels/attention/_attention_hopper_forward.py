@@ -56,7 +56,7 @@ No `from __future__ import annotations` here: an aggregate reads the types of it
 import functools
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -68,6 +68,7 @@ from .._grid_barrier import counter
 from .._hopper import (
     KEYS,
     ROWS,
+    Says,
     Strides,
     fits,
     kernel_key,
@@ -436,7 +437,8 @@ def forward(
     taken before others' are. For inputs that `takes` approves of; sinks (H,) are contiguous.
     """
     of_sinks = None if sinks is None else sinks.dtype
-    run(planned(q, k, v, out, causal, window, section, of_sinks, cap), q, k, v, out, lse, sinks)
+    with on(q):
+        run(planned(q, k, v, out, causal, window, section, of_sinks, cap), q, k, v, out, lse, sinks)
 
 
 def planned(
@@ -465,28 +467,26 @@ def run(
     lse: torch.Tensor,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """`forward` of tensors that the plan is for."""
-    with on(q):
-        launch(
-            _kernel, plan.key, min(plan.tiles, multiprocessors(q)),
-            placed(q, plan.q), placed(k, plan.k), placed(v, plan.v), placed(out, plan.out), out, lse, sinks,
-            counter(q), *plan.numbers, plan.c,
-        )  # fmt: skip
+    """`forward` of tensors that the plan is for, on the current device."""
+    launch(
+        _kernel, plan.key, plan.programs,
+        placed(q, plan.q), placed(k, plan.k), placed(v, plan.v), placed(out, plan.out), out, lse, sinks,
+        counter(q), *plan.numbers,
+    )  # fmt: skip
 
 
 class Plan(NamedTuple):
     """What a launch does not have to think about again for the same shapes and strides: what the compiled kernel
-    depends on, tiles, the configuration, the kernel's numbers, what tensor maps say.
+    depends on, how many programs it has, its numbers and its configuration, what tensor maps say.
     """
 
     key: Hashable
-    tiles: int
-    c: Config
-    numbers: tuple[int | float, ...]
-    q: dict[str, Any]
-    k: dict[str, Any]
-    v: dict[str, Any]
-    out: dict[str, Any]
+    programs: int
+    numbers: tuple[int | float | Config, ...]
+    q: Says
+    k: Says
+    v: Says
+    out: Says
 
 
 @functools.lru_cache(4096)
@@ -525,9 +525,8 @@ def _plan(
         end = ahead + n * tile
     return Plan(
         kernel_key(_kernel, device, dtype, of_sinks, c),
-        B * H * n,
-        c,
-        (n, B * H, H, H // heads, min(section, B * H), S, keys, end, scale),
+        min(B * H * n, processors),
+        (n, B * H, H, H // heads, min(section, B * H), S, keys, end, scale, c),
         mapping(of_q, q_strides, c.rows, dtype, part),
         mapping(of_k, k_strides, c.keys, dtype, part),
         mapping(torch.Size((*of_k[:3], Dv)), v_strides, c.keys, dtype),

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .._common import INTERPRETED, capability, cdiv, multiprocessors, operator, power_of_2
-from .._launch import Launch, prepared
+from .._launch import Launch, prepared, room
 from .._online_softmax import LOWEST, lowered, over_lanes, with_terms
 from .._rows import (
     PLAIN,
@@ -521,10 +521,12 @@ def _split(logits: torch.Tensor, options: Options, reach: Access) -> Callable[..
         _joined_rows, (M,), V, pieces, stride, *options.numbers(), ALL=power_of_2(pieces), **shared, num_warps=4
     )
 
+    of_sums = room((3, M, pieces), torch.float32, logits.device)
+
     def launch(
         device: torch.device, logits: torch.Tensor, target: torch.Tensor, losses: torch.Tensor, lse: torch.Tensor
     ) -> None:
-        sums = torch.empty((3, M, pieces), dtype=torch.float32, device=device)
+        sums = of_sums()
         first(device, logits, sums)
         second(device, logits, target, sums, losses, lse)
 
@@ -570,9 +572,10 @@ def losses_alone(
     """
     # As many lanes as there.
     of_rows = losses_of_rows(logits, options, warps_for_both(logits))
+    of_lse = room((logits.shape[0], 2), torch.float32, logits.device)
 
     def portable(device: torch.device, logits: torch.Tensor, target: torch.Tensor, losses: torch.Tensor) -> None:
-        of_rows(device, logits, target, losses, losses.new_empty(len(losses), 2))
+        of_rows(device, logits, target, losses, of_lse())
 
     if not _for_hopper(logits, logits):
         return portable

@@ -177,7 +177,8 @@ def _prepare(
                 padded = weight.new_zeros((columns, D))
                 padded[:V].copy_(weight)
             turned = padded.t()
-            share_of_rows(device, target, share)
+            if for_x or for_weight:  # a loss alone is divided once, at the end
+                share_of_rows(device, target, share)
             for start in range(0, M, height):
                 # Each view costs the host a microsecond or two: none where all rows are one chunk.
                 some, wide, of_some = x, buffer, (target, losses, dx)

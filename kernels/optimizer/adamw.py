@@ -11,12 +11,12 @@ Gradients that are clipped are read once more, for their norm, and written never
 
 from __future__ import annotations
 
-import functools
+import ctypes
 import math
 import operator as py
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -26,8 +26,9 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from .._addresses import addresses, aligned, functions, known_addresses, same
 from .._common import FLOATING, INTERPRETED, cdiv, check, operator, power_of_2
-from .._launch import Launch, likeness
+from .._launch import Launch, _guards, _stream, likeness
 
 BLOCK = 64 if INTERPRETED else 1024
 """Elements of one round of a program: 8 a thread, one 16-byte access of each 16-bit tensor."""
@@ -353,8 +354,8 @@ class _Table:
     those of the gradients, in the order of the tensors.
 
     A row: the first program of the tensor, its elements, and the addresses of its param, moments and master.
-    `shapes` and `dtypes` are those of each list's tensors; `seen` are the tensors that are known to have them,
-    none of a list that was not noted.
+    `shapes` and `dtypes` are those of each list's tensors; `seen` are the params, moments and masters that are
+    known to have them.
     """
 
     words: torch.Tensor
@@ -366,7 +367,9 @@ class _Table:
     dtypes: tuple[torch.dtype, ...]
     shapes: list[torch.Size]
     seen: list[list[weakref.ref[torch.Tensor]]]
-    addresses: list[int] = field(default_factory=list)
+    known: Callable[..., bool] | None = None
+    """Whether gradients are as the last ones, but for where they lie: PyTorch's guards on those, all in C."""
+    addresses: bytes = b""
     """What `grads` holds."""
     together: bool = False
     """Whether gradients are aligned too."""
@@ -409,75 +412,131 @@ def _plain(tensors: Sequence[torch.Tensor]) -> bool:
     return all(map(torch.Tensor.is_contiguous, tensors)) and not any(map(torch.Tensor.is_neg, tensors))
 
 
-def _fits(lists: tuple[Tensors, ...], table: _Table, moved: bool) -> bool:
-    """Whether tensors at a table's addresses are what it was made for: memory may have gone to others since.
-
-    A tensor that is still the same object is, which is an eighth of the time of looking at all of each tensor.
-    Gradients alone are new at each eager step; of those that have `moved` none is the same object as before, and
-    references to them would cost a third more.
-    """
+def _as_noted(tensors: Sequence[torch.Tensor], table: _Table, place: int) -> bool:
+    """Whether a list's tensors are what a table was made for, but for where they lie."""
     index = table.words.get_device()
-    for place, tensors in enumerate(lists):
-        new, seen = moved and place == 1, table.seen[place]
-        if not new and len(seen) == len(tensors) and all(map(py.is_, map(py.call, seen), tensors)):
-            continue
+    return (
+        list(map(_shape, tensors)) == table.shapes
+        and set(map(_dtype, tensors)) == {table.dtypes[place]}
         # A device's number takes half as long as the device; those that have none are told apart by it.
-        if not (
-            list(map(_shape, tensors)) == table.shapes
-            and set(map(_dtype, tensors)) == {table.dtypes[place]}
-            and (
-                set(map(torch.Tensor.get_device, tensors)) == {index}
-                if index >= 0
-                else set(map(_device, tensors)) == {table.words.device}
-            )
-            and _plain(tensors)
-        ):
-            return False
-        table.seen[place] = [] if new else list(map(weakref.ref, tensors))
+        and (
+            set(map(torch.Tensor.get_device, tensors)) == {index}
+            if index >= 0
+            else set(map(_device, tensors)) == {table.words.device}
+        )
+        and _plain(tensors)
+    )
+
+
+def _fits(lists: tuple[Tensors, ...], table: _Table) -> bool:
+    """Whether all but gradients, at a table's addresses, are what it was made for: memory may have gone to others
+    since. It notes the objects.
+    """
+    for place, tensors in enumerate(lists):
+        if place != 1:
+            if not _as_noted(tensors, table, place):
+                return False
+            table.seen[place] = list(map(weakref.ref, tensors))
     return True
+
+
+def _noted(start: tuple[Any, ...], lists: tuple[Tensors, ...], still: list[torch.Tensor]) -> _Table | None:
+    """The table of these very objects, if they lie where they did: an eighth of the time of looking at all of each
+    tensor. One that is still the same object has the shape, dtype and device that it had.
+    """
+    device, places = still[0].device, None
+    others = [list(tensors) for place, tensors in enumerate(lists) if place != 1]
+    for key, table in list(_tables.items())[::-1]:  # a list: another thread may have steps of its own
+        if key[0] != start:
+            continue
+        seen, _, *states = table.seen
+        if all(same(noted, tensors, device) for noted, tensors in zip((seen, *states), others, strict=True)):
+            places = known_addresses(still, device) if places is None else places
+            if places == key[1]:
+                _tables.move_to_end(key)
+                return table
+    return None
+
+
+def _looked_up(
+    start: tuple[Any, ...], lists: tuple[Tensors, ...], still: list[torch.Tensor], capturing: bool
+) -> _Table | None:
+    """The table of other objects at the same addresses."""
+    key = start, addresses(still)
+    found = _tables.get(key)
+    if found is not None:
+        _tables.move_to_end(key)
+    elif capturing:  # `torch.cuda.graph` captures on a stream of its own, after what was queued
+        found = next((x for (y, z), x in reversed(_tables.items()) if (y[1:], z) == (start[1:], key[1])), None)
+    return found if found is not None and _fits(lists, found) else None
+
+
+def _as_the_last(grads: list[torch.Tensor], table: _Table) -> bool:
+    """Whether gradients are known to be as the last ones, but for where they lie."""
+    try:
+        # Guards end the process at one that has no strides, such as a nested tensor.
+        return table.known is not None and bool(list(map(torch.Tensor.stride, grads))) and table.known(*grads)
+    except (RuntimeError, TypeError):
+        return False
+
+
+def _guarded(grads: list[torch.Tensor]) -> Callable[..., bool] | None:
+    """What knows gradients like these again, where there is such."""
+    if _guards is None:
+        return None
+    check: Callable[..., bool] = _guards(*grads, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check
 
 
 def _table(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _Table | None:
     """The table of these tensors, from the last time if nothing has moved; None if some are not plain."""
     params, grads, *states = lists
-    still = [*params, *chain.from_iterable(states)]
+    grads, still = list(grads), [*params, *chain.from_iterable(states)]
     device = params[0].device
     cuda = device.type == "cuda"
-    stream = torch.cuda.current_stream(device).cuda_stream if cuda else 0
-    key = (stream, block, rounds, warps, tuple(map(len, lists)), *map(torch.Tensor.data_ptr, still))
-    found: _Table | None
-    recent, found = next(reversed(_tables.items()), (None, None))
-    if recent != key:  # a fifth of the time of looking it up
-        found = _tables.get(key)
-        if found is not None:
-            _tables.move_to_end(key)
+    stream = 0
+    if cuda:  # an object for it takes as long as a launch
+        stream = torch.cuda.current_stream(device).cuda_stream if _stream is None else _stream(device.index)
     capturing = cuda and torch.cuda.is_current_stream_capturing()
-    if capturing and found is None:  # `torch.cuda.graph` captures on a stream of its own, after what was queued
-        found = next((x for other, x in reversed(_tables.items()) if other[1:] == key[1:]), None)
-    addresses = list(map(torch.Tensor.data_ptr, grads))
-    if found is not None and not _fits(lists, found, addresses != found.addresses):
-        found = None
+    start = (stream, block, rounds, warps, tuple(map(len, lists)))
+    found = _noted(start, lists, still) or _looked_up(start, lists, still, capturing)
+    if found is not None and _as_the_last(grads, found):
+        places = known_addresses(grads, device)
+    else:
+        places = addresses(grads)
+        if found is not None and _as_noted(grads, found, 1):
+            found.known = _guarded(grads)
+        else:
+            found = None
     if found is None:
         if not _plain([*still, *grads]):
             return None
         if capturing:
             raise RuntimeError("params or moments have new addresses: take one step before capturing")
         _check(*lists)
+        key = start, addresses(still)
         found = _tables[key] = _build(lists, block, rounds, warps)
         _tables.move_to_end(key)
         while len(_tables) > TABLES:
             _tables.popitem(last=False)
-    if addresses != found.addresses:
+    if places != found.addresses:
         if capturing:
             raise RuntimeError("grads have new addresses: take one step before capturing")
         # Never over the last ones, which a captured graph may read.
-        found.grads = _sent(torch.tensor(addresses, dtype=torch.int64, pin_memory=cuda), device)
-        found.addresses = addresses
-        found.together = found.aligned and not functools.reduce(py.or_, addresses, 0) & 15
+        found.grads = _sent(_staged(places, cuda), device)
+        found.addresses = places
+        found.together = found.aligned and aligned(places)
     if capturing:
         assert found.grads is not None
         _captured.append((found.words, found.grads))
     return found
+
+
+def _staged(places: bytes, pinned: bool) -> torch.Tensor:
+    """Addresses as int64, page-locked or not: written where they are to lie."""
+    words = torch.empty(len(places) // 8, dtype=torch.int64, pin_memory=pinned)
+    ctypes.memmove(words.data_ptr(), places, len(places))
+    return words
 
 
 def _sent(words: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -489,6 +548,7 @@ def _sent(words: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _build(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _Table:
     params = lists[0]
+    functions(params[0].device)  # has them compiled, if need be, before a graph is captured
     sizes = torch.tensor([x.numel() for x in params])
     large = int(sizes.sum()) >= LARGE * len(params)
     rounds, warps = rounds or (1 if large else 4), warps or (4 if large else 8)
@@ -514,7 +574,8 @@ def _build(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _
         warps,
         tuple(tensors[0].dtype for tensors in lists if tensors),
         [x.shape for x in params],
-        [list(map(weakref.ref, tensors)) for tensors in lists],
+        [[] if place == 1 else list(map(weakref.ref, tensors)) for place, tensors in enumerate(lists)],
+        _guarded(list(lists[1])),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernelmark.kernels import _addresses
 from kernelmark.kernels.optimizer import adamw as module
 from kernelmark.kernels.optimizer.adamw import adamw, adamw_clipped
 from kernelmark.suite.measure.verify import deviation
@@ -42,6 +43,18 @@ def agrees(lists, want, dtype="fp32"):
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=["python", "c"])
+def _loop(request, monkeypatch):
+    """What goes over tensors that are known: Python, or C as on a GPU."""
+    if request.param == "c":
+        if _addresses.compiled() is None:
+            pytest.skip("there is no C compiler here")
+        monkeypatch.setattr(_addresses, "functions", lambda device: _addresses.compiled())
+
+
+LOOPS = pytest.mark.usefixtures("_loop")
 
 
 @pytest.mark.parametrize("numbers", [{}, {"weight_decay": 0.0}, {"beta1": 0.0, "beta2": 0.5}, {"eps": 1e-3}])
@@ -97,6 +110,7 @@ def test_a_beta_of_0_with_a_step_on_the_device():
     agrees(lists, want)
 
 
+@LOOPS
 def test_steps_follow_each_other():
     """Many steps on one state: like the reference's, finite, and on one table."""
     lists = state(shapes=[(40,), (7, 3)])
@@ -110,6 +124,7 @@ def test_steps_follow_each_other():
     assert len(module._tables) == 1
 
 
+@LOOPS
 def test_a_new_address_or_size_makes_a_new_table():
     lists = state(shapes=[(200,)])
     for grads in ([torch.randn(200)], [torch.randn(200)]):
@@ -125,6 +140,7 @@ def test_a_new_address_or_size_makes_a_new_table():
     assert torch.equal(lists[0][0][130:], before[130:])
 
 
+@LOOPS
 @pytest.mark.parametrize(
     "change",
     [
@@ -147,6 +163,7 @@ def test_other_tensors_at_the_same_addresses(change):
     agrees((*after, None), want, "bf16" if after[0][0].dtype == torch.bfloat16 else "fp32")
 
 
+@LOOPS
 def test_new_gradients_at_the_same_addresses():
     """The same memory as new objects is the same table."""
     lists = state(shapes=[(40,), (7, 3)])
@@ -158,6 +175,7 @@ def test_new_gradients_at_the_same_addresses():
     assert len(module._tables) == 1
 
 
+@LOOPS
 def test_other_gradients_where_those_lay_that_had_moved():
     """Of gradients at new addresses no object is noted: the next ones there are looked at again."""
     lists = state(shapes=[(20, 10)])
@@ -171,6 +189,7 @@ def test_other_gradients_where_those_lay_that_had_moved():
         adamw(lists[0], [moved.view(10, 20)], *lists[2:], step=10, **NUMBERS)
 
 
+@LOOPS
 def test_gradients_that_move_are_all_that_is_sent():
     """An eager step's gradients are somewhere else each time. What was sent before is left as it is: a captured
     graph may read it.
@@ -193,6 +212,7 @@ def test_gradients_that_move_are_all_that_is_sent():
         assert sent.tolist() == [x.data_ptr() for x in grads]
 
 
+@LOOPS
 def test_gradients_elsewhere_are_refused_at_any_step():
     """A kernel would read a host's addresses."""
     lists = state(shapes=[(40,), (7, 3)])
@@ -215,6 +235,56 @@ def test_numbers_are_floats_whatever_is_given(monkeypatch):
     assert {type(x) for x in seen} == {float}
 
 
+@LOOPS
+def test_lists_that_take_turns(monkeypatch):
+    """Groups of parameters: what has been noted of one is still known when it comes again."""
+    module._tables.clear()
+    groups = [state(shapes=[(40,), (7, 3)]), state(shapes=[(9,)], masters=True)]
+    for step in range(1, 5):
+        for lists in groups:
+            want = expected(lists, step)
+            adamw(lists[0], [x.clone() for x in lists[1]], *lists[2:], step=step, **NUMBERS)
+            agrees(lists, want)
+        monkeypatch.setattr(module, "_looked_up", lambda *_: pytest.fail("looked at all of each tensor"))
+        monkeypatch.setattr(module, "_as_noted", lambda *_: pytest.fail("looked at all of each tensor"))
+    assert len(module._tables) == 2
+
+
+@LOOPS
+def test_parameters_that_are_laid_elsewhere_and_back():
+    """The same objects with other memory, as of whoever swaps it; what was theirs is left as it is."""
+    module._tables.clear()
+    lists = state(shapes=[(40,), (7, 3)])
+    for place in (0, 2, 3):
+        here, there = lists[place][1].data, torch.rand(7, 3) * 1e-3
+        for memory in (there, here, there):
+            other = here if memory is there else there
+            before = other.clone()
+            lists[place][1].data = memory
+            for _ in range(2):
+                want = expected(lists)
+                adamw(*lists, step=10, **NUMBERS)
+                agrees(lists, want)
+            assert torch.equal(other, before)
+
+
+@LOOPS
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "other", [lambda x: x.to_sparse(), lambda x: torch.nested.nested_tensor([x, x])], ids=["sparse", "nested"]
+)
+def test_a_gradient_that_lies_nowhere(other):
+    """C would end the process where Python raises."""
+    lists = state(shapes=[(40,), (7, 3)])
+    for _ in range(3):
+        adamw(lists[0], [x.clone() for x in lists[1]], *lists[2:], step=1)
+    before = lists[0][0].clone()
+    with pytest.raises((RuntimeError, ValueError)):
+        adamw(lists[0], [lists[1][0], other(lists[1][1])], *lists[2:], step=2)
+    assert torch.equal(lists[0][0], before)
+
+
+@LOOPS
 def test_tables_are_given_up(monkeypatch):
     monkeypatch.setattr(module, "TABLES", 2)
     keep = [state(shapes=[(8,)]) for _ in range(5)]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernelmark.kernels._launch import forget
 from kernelmark.kernels.loss import fused_linear_cross_entropy as module
 from kernelmark.kernels.loss.fused_linear_cross_entropy import fused_linear_cross_entropy, rows_of_chunk
 
@@ -107,6 +108,30 @@ def test_nothing_counts():
     assert loss.isnan()
     dx, dweight = torch.autograd.grad(loss, (x, weight))
     assert dx.count_nonzero() == dweight.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("chunk", [2, None])
+def test_a_loss_alone_counts_its_rows_at_the_end(monkeypatch, chunk):
+    """Gradients alone are of the share of a row before that: no launch for it."""
+    x, weight, target = given(M=7, D=6)
+    target[2] = -100
+    counted = []
+    of = module.kernels.share_of_rows
+    monkeypatch.setattr(
+        module.kernels, "share_of_rows", lambda *given: lambda *tensors: counted.append(1) or of(*given)(*tensors)
+    )
+    plain = torch.nn.functional.cross_entropy(x @ weight.t(), target)
+    forget()
+    try:
+        with torch.no_grad():
+            alone = fused_linear_cross_entropy(x, weight, target, chunk=chunk)
+        assert not counted
+        loss = fused_linear_cross_entropy(x, weight, target, chunk=chunk)
+    finally:
+        forget()
+    assert len(counted) == 1
+    torch.testing.assert_close(alone, plain)
+    assert torch.equal(alone, loss)
 
 
 def test_rows_of_chunk(monkeypatch):

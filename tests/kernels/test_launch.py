@@ -59,6 +59,198 @@ def test_a_call_is_prepared_anew_for_what_differs(made):
     assert len(seen) == 6
 
 
+@pytest.fixture
+def looks(monkeypatch):
+    """How often arguments were looked at one by one."""
+    seen = []
+    monkeypatch.setattr(
+        _launch, "likeness", lambda arguments, likeness=_launch.likeness: seen.append(1) or likeness(arguments)
+    )
+    return seen
+
+
+@pytest.fixture
+def paired():
+    """What was prepared for, and a function of two tensors and a number that is prepared so."""
+    seen = []
+
+    def prepare(x, y, size):
+        seen.append((x.shape, y.shape, size))
+        return lambda x, y, size: (x.shape, y.shape, size)
+
+    return seen, prepared(prepare)
+
+
+def test_arguments_that_come_again_are_known_at_a_glance(paired, looks):
+    assert _launch._guards is not None
+    seen, call = paired
+    for _ in range(5):
+        assert call(torch.empty(2, 4), torch.empty(3), 1) == ((2, 4), (3,), 1)
+    assert (len(seen), len(looks)) == (1, 2)
+
+
+KNOWN = torch.zeros(64)[:8].view(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("x", "size", "times"),
+    [
+        (torch.zeros(4, 2), 1, 2),
+        (torch.zeros(4, 2).t(), 1, 2),
+        (torch.zeros(2, 4).int(), 1, 2),
+        (torch.zeros(2, 4, device="meta"), 1, 2),
+        (torch.zeros(64)[1:9].view(2, 4), 1, 2),
+        (torch.zeros(2, 4), 2, 2),
+        (torch.zeros(2, 4), "1", 2),
+        # Alike as keys of what is prepared.
+        (torch.zeros(2, 4), True, 1),
+        (torch.nn.Parameter(torch.zeros(2, 4)), 1, 1),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_differs_is_not_known_at_a_glance(paired, looks, x, size, times, place):
+    seen, call = paired
+    for _ in range(3):
+        call(KNOWN, KNOWN.clone(), 1)
+    del looks[:]
+    pair = (x, KNOWN) if place == 0 else (KNOWN, x)
+    assert call(*pair, size) == (*(y.shape for y in pair), size)
+    assert (len(seen), len(looks)) == (times, 1)
+    call(KNOWN, KNOWN.clone(), 1)
+    assert (len(seen), len(looks)) == (times, 1)
+
+
+def test_the_same_memory_with_other_strides_is_not_known_at_a_glance(paired, looks):
+    """Memory that was freed and given to another: its address says nothing."""
+    seen, call = paired
+    x, y = torch.zeros(4, 4), torch.zeros(4, 4)
+    for _ in range(3):
+        call(x, y, 1)
+    assert call(x, y.t(), 1) == call(x, y, 1)
+    assert (len(seen), len(looks)) == (2, 3)
+    y.t_()  # of the very object
+    call(x, y, 1)
+    assert (len(seen), len(looks)) == (2, 4)
+    del y
+    call(x, torch.zeros(4, 4), 1)
+    assert (len(seen), len(looks)) == (2, 4)
+
+
+def test_a_tensor_in_the_place_of_a_number_is_no_number_that_is_equal(paired):
+    _, call = paired
+    call.numbers = {2: "size"}
+    x, y = torch.empty(2, 4), torch.empty(2, 4)
+    for _ in range(3):
+        call(x, y, 1)
+    with pytest.raises(TypeError, match="size must be a number, not a tensor"):
+        call(x, y, torch.ones(()))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("other", ["negative", "subclass", "nested", "sparse", "none"])
+def test_other_tensors_beside_one_that_is_known(other):
+    """Guards would end the process at the nested one."""
+    call = prepared(lambda x, y: lambda x, y: "strided")
+    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    for _ in range(3):
+        assert call(x, y) == "strided"
+
+    class Own(torch.Tensor):
+        pass
+
+    kinds = {
+        "negative": lambda: torch._neg_view(y),
+        "subclass": lambda: y.as_subclass(Own),
+        "nested": lambda: torch.nested.nested_tensor([y, y]),
+        "sparse": y.to_sparse,
+        "none": lambda: None,
+    }
+    z = kinds[other]()
+    if other in ("nested", "sparse"):
+        with pytest.raises(RuntimeError):
+            call.find((x, z))
+    elif other == "none":
+        found, differentiate = call.find((x, z))
+        assert found not in call._runs.values()
+        assert not differentiate
+    else:
+        assert call.find((x, z)) == (None, False)
+
+
+def test_whether_autograd_wants_to_know_is_known_too(paired):
+    _, call = paired
+    x, y, z = torch.randn(2, 4), torch.randn(2, 4, requires_grad=True), torch.randn(2, 4)
+    for _ in range(3):
+        call(z, x, 1)
+        call(z, y, 1)
+    assert call.find((z, y, 1))[1]
+    assert not call.find((z, x, 1))[1]
+    with torch.no_grad():
+        assert not call.find((z, y, 1))[1]
+    x.requires_grad_()
+    assert call.find((z, x, 1))[1]
+
+
+def test_only_so_many_kinds_are_known_at_a_glance(paired, looks):
+    """Those beyond are looked at one by one, each time."""
+    seen, call = paired
+    sizes = range(_launch.FAMILIAR + 2)
+    x, y = torch.empty(2, 4), torch.empty(2, 4)
+    for _ in range(3):
+        for size in sizes:
+            assert call(x, y, size) == ((2, 4), (2, 4), size)
+    assert len(seen) == len(sizes)
+    assert sum(map(len, call._kinds.values())) == _launch.FAMILIAR
+    del looks[:]
+    for size in sizes:
+        call(x, y, size)
+    assert len(looks) == 2
+
+
+def test_the_same_tensor_twice(paired, looks):
+    """Guards take it for none that they know."""
+    seen, call = paired
+    x = torch.empty(2, 4)
+    for _ in range(9):
+        assert call(x, x, 1) == ((2, 4), (2, 4), 1)
+    assert (len(seen), len(looks)) == (1, 9)
+    assert not sum(map(len, call._kinds.values()))
+
+
+def test_what_is_forgotten_is_not_known_at_a_glance(paired):
+    seen, call = paired
+    for _ in range(3):
+        call(KNOWN, KNOWN.clone(), 1)
+    forget()
+    call(KNOWN, KNOWN.clone(), 1)
+    assert len(seen) == 2
+
+
+def test_without_guards_all_is_looked_at(paired, looks, monkeypatch):
+    monkeypatch.setattr(_launch, "_guards", None)
+    seen, call = paired
+    for _ in range(4):
+        call(KNOWN, KNOWN.clone(), 1)
+    assert (len(seen), len(looks)) == (1, 4)
+
+
+def test_guards_that_see_less_are_not_trusted(monkeypatch):
+    class Blind:
+        def __init__(self, *tensors, **dynamic):
+            self.shape = tensors[0].shape
+
+        def check(self, x):
+            return x.shape == self.shape
+
+    assert _launch._trusted_guards() is torch._C._dynamo.guards.TensorGuards
+    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", Blind)
+    assert _launch._trusted_guards() is None
+    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", lambda *tensors: None)  # called otherwise
+    assert _launch._trusted_guards() is None
+    monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
+    assert _launch._trusted_guards() is None
+
+
 def test_memory_that_was_freed_and_given_to_another_shape(made):
     _, call = made
     for shape in ((3, 5), (5, 3), (15,), (3, 5)) * 8:
@@ -144,6 +336,15 @@ def test_later_launches_hand_addresses_to_the_compiled_kernel(kernel):
         head = 7, 1, 1, 100 + n, "function", "metadata", None, None, None
         assert kernel.direct[n] == (*head, (x.data_ptr(), 0), y.data_ptr(), 5, 64, 2)
     assert len(kernel.direct) == 2
+
+
+def test_later_launches_of_tensors_alone(kernel):
+    launch = Launch(kernel, (7, 2), 5, LAST=2, BLOCK=64)
+    for _ in range(2):
+        x, y = torch.empty(3), torch.nn.Parameter(torch.empty(3))
+        launch(torch.device("cuda", 0), x, y)
+    assert kernel.direct[0][:3] == (7, 2, 1)
+    assert kernel.direct[0][9:] == (x.data_ptr(), y.data_ptr(), 5, 64, 2)
 
 
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
@@ -266,16 +467,56 @@ def test_only_so_many_tensor_maps_are_kept(mapped, monkeypatch):
         assert handed[-1] == handed[-2]
 
 
+def test_arguments_around_tensor_maps(mapped):
+    """Maps between tensors and numbers, made for the call or kept, and nothing in a tensor's place."""
+    common, run, compiled, handed, _ = mapped
+    x, out = torch.empty(1, 1, 16, 64, dtype=torch.bfloat16), torch.empty(4)
+    for y in (x, torch.empty_like(x)):
+        given = [common.tensor_map(x, 8), common.flat_map(y, 8), out, None]
+        compiled(7, tuple(given))
+        usual = *map(common.usual, given[:2]), out.data_ptr(), None
+        run(7, 1, 1, 100, "function", "metadata", None, None, None, *usual)
+        assert handed[-1] == handed[-2]
+
+
+def test_a_tensor_where_there_was_none_and_none_where_there_was_a_tensor(mapped):
+    """Of a kernel that reads neither."""
+    common, _, compiled, handed, _ = mapped
+    x, out = torch.empty(1, 1, 16, 64, dtype=torch.bfloat16), torch.empty(4)
+    maps = common.tensor_map(x, 8), common.tensor_map(x, 8)
+    compiled(7, (*maps, out, None))
+    compiled(7, (*maps, None, out))
+    assert handed[0][-1][-2:] == (out.data_ptr(), None)
+    assert handed[1][-1][-2] is None
+    assert handed[1][-1][-1] is out
+
+
+def test_maps_of_a_launcher_that_is_not_known_are_handed_over_whole(mapped):
+    common, _, _, _, _ = mapped
+    handed = []
+    kernel = SimpleNamespace(
+        run=lambda *given: handed.append(given[9:]), function="function", packed_metadata="metadata"
+    )
+    compiled = common.Compiled(kernel)
+    x, out = torch.empty(1, 1, 16, 64, dtype=torch.bfloat16), torch.empty(4)
+    for _ in range(2):
+        compiled(7, (common.tensor_map(x, 8), out, 5))
+        (found, *rest) = handed[-1]
+        assert isinstance(found, common.TensorMap)
+        assert found.base is x
+        assert rest == [out.data_ptr(), 5]
+
+
 def test_what_is_prepared_runs_on_its_device(made, monkeypatch):
     seen, call = made
     x, entered = torch.empty(2), []
     monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or contextlib.nullcontext())
     monkeypatch.setattr(_launch, "_device", lambda: 0)
     call(x, 1)
-    (alike,) = call._runs
-    call._runs[alike] = (1, call._runs[alike][1])
+    (found,) = call._runs.values()
+    found.index = 1
     call(x, 1)
-    call._runs[alike] = (0, call._runs[alike][1])
+    found.index = 0
     call(x, 1)
     assert (entered, len(seen)) == ([1], 1)
 
