@@ -233,7 +233,29 @@ def _spend_kernels(seen: Capture, nested: Sequence[_Event], kernels: Sequence[Ma
         seen.spend(taken, name, kernel["dur"] / 1e6)
 
 
+_QKV = "query", "key", "value"
 _ATEN: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    # What torch.compile calls in the place of the first: one of its ways.
+    "aten::_scaled_dot_product_flash_attention": (
+        "scaled_dot_product_attention",
+        (*_QKV, "dropout_p", "is_causal", "return_debug_mask", "scale"),
+    ),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": (
+        "scaled_dot_product_attention",
+        (*_QKV, "dropout_p", "is_causal", "attn_mask", "scale"),
+    ),
+    "aten::_scaled_dot_product_efficient_attention": (
+        "scaled_dot_product_attention",
+        (*_QKV, "attn_mask", "compute_log_sumexp", "dropout_p", "is_causal", "scale"),
+    ),
+    "aten::_scaled_dot_product_cudnn_attention": (
+        "scaled_dot_product_attention",
+        (*_QKV, "attn_mask", "compute_log_sumexp", "dropout_p", "is_causal", "return_debug_mask", "scale"),
+    ),
+    "aten::_scaled_dot_product_fused_attention_overrideable": (
+        "scaled_dot_product_attention",
+        (*_QKV, "attn_mask", "dropout_p", "is_causal", "return_debug_mask", "scale"),
+    ),
     "aten::scaled_dot_product_attention": (
         "scaled_dot_product_attention",
         ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from kernelmark.registry.errors import InputError
 from kernelmark.suite import plan as plans
 from kernelmark.suite.capture import traced
+from kernelmark.suite.capture.trace import _ATEN
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.cli.capture import command_capture
 from torch.nn import functional
@@ -175,3 +176,62 @@ def test_arguments_that_are_not_those_of_the_rule(tmp_path: Path, odd: dict) -> 
     path.write_text(json.dumps({"traceEvents": [one]}))
     assert traced(path).calls() == ()
     assert [x[:2] for x in traced(path).rest()] == [("aten::linear", 1)]
+
+
+TRACES = Path(__file__).parent / "traces"
+"""Of Transformers' Llama with two layers on an H200, but for what no rule reads: two training steps, three tokens,
+and a pass by torch.compile."""
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "attention", "products"),
+    [
+        ("train", 2, [("attention", 4, {"B": 4, "H": 8, "Hkv": 2, "S": 512, "D": 64}, "causal")], 30),
+        (
+            "generate",
+            None,
+            [
+                ("attention", 2, {"B": 4, "H": 8, "Hkv": 2, "S": 128, "D": 64}, "causal"),
+                ("attention_decode", 2, {"B": 4, "Sq": 1, "H": 8, "Hkv": 2, "S": 129, "D": 64}, 0),
+                ("attention_decode", 2, {"B": 4, "Sq": 1, "H": 8, "Hkv": 2, "S": 130, "D": 64}, 0),
+            ],
+            45,
+        ),
+        ("compiled", None, [], 15),
+    ],
+)
+def test_traces_of_a_gpu(name: str, steps: int | None, attention: list, products: int) -> None:
+    """Two layers of seven products, and logits."""
+    seen = traced(TRACES / f"{name}.json.gz")
+    assert seen.steps == steps
+    forward = [x for x in seen.calls() if x.ms]
+    found = [
+        (x.call.operator, x.count, dict(x.call.axes), x.call.options[0][1])
+        for x in forward
+        if x.call.operator.startswith("attention")
+    ]
+    assert sorted(found, key=str) == attention
+    assert sum(x.count for x in forward if x.call.operator == "matmul" and x.call.dtype == "bf16") == products
+    if name == "compiled":  # Transformers gives it a mask, whose elements a trace does not have
+        assert seen.remarks == {"attention with a mask of elements": 2}
+    if name == "train":
+        assert {x.call.operator for x in forward} == {"matmul", "attention", "cross_entropy"}
+
+
+COMPILED = [x for x, (public, _) in _ATEN.items() if public == "scaled_dot_product_attention" and "::_" in x]
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_what_compiled_attention_is_called_with(name: str, tmp_path: Path) -> None:
+    """The arguments are PyTorch's own, and a call of them is attention."""
+    schema = getattr(torch.ops.aten, name.removeprefix("aten::")).default._schema
+    names = [x.name.replace("attn_bias", "attn_mask") for x in schema.arguments]
+    assert list(_ATEN[name][1]) == names
+    path = tmp_path / "mine.json"
+    rest = ["True" if x == "is_causal" else "0." if x == "dropout_p" else "" for x in names[3:]]
+    path.write_text(
+        json.dumps({"traceEvents": [event(name, 0, 9, [[1, 4, 7, 8], [1, 2, 7, 8], [1, 2, 7, 8]], rest)]})
+    )
+    (call,) = traced(path).calls()
+    assert (call.call.operator, dict(call.call.axes)) == ("attention", {"B": 1, "H": 4, "Hkv": 2, "S": 7, "D": 8})
+    assert dict(call.call.options)["mask"] == "causal"
