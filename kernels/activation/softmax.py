@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .._cluster import ClusterLaunch, begin, clusters, exchange, few_registers, of_members
 from .._common import (
     INTERPRETED,
     cdiv,
@@ -30,7 +31,7 @@ from .._common import (
 )
 from .._grid_barrier import MOST, arrive_and_wait, phase, slots
 from .._launch import Launch, prepared
-from .._online_softmax import LOWEST, over_lanes, with_terms
+from .._online_softmax import LOWEST, lowered, over_lanes, with_terms
 from .._rows import PLAIN, Access, access, boundary, get, get_part, parts_of, put, put_part, same_rows, shift_of
 
 LIMIT = 64 if INTERPRETED else 24576
@@ -63,10 +64,10 @@ class Plan(NamedTuple):
 
     `whole`: `size` rows a program, each in a block of a power of two. `parts`: the same, each in `parts` parts of
     `block` elements. `pieces`: one row, twice, in pieces of `size` lanes. `split`: one piece of `size` elements of
-    one row.
+    one row. `cluster`: the same, `parts` programs a cluster.
     """
 
-    kind: Literal["whole", "parts", "pieces", "split"]
+    kind: Literal["whole", "parts", "pieces", "split", "cluster"]
     size: int
     warps: int
     parts: int = 1
@@ -215,39 +216,56 @@ def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
     SHIFTED: tl.constexpr,
     SUM: tl.constexpr,
     RESULT: tl.constexpr,
+    CLUSTER: tl.constexpr,
 ):
     """One of the pieces of a row, BLOCK columns. SUM: its maximum and sum; RESULT: its results, by those of all
-    pieces. With both, the programs of a row wait for each other in between, and the piece stays in registers.
+    pieces. With both, the programs of a row wait for each other in between, as a CLUSTER or at a barrier in
+    memory, and the piece stays in registers.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     row = (tl.program_id(0) // pieces).to(tl.int64)
     col = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
+    pairs = 0
     before = 0
-    if SUM and RESULT:
+    if CLUSTER:
+        pairs = begin()
+    elif SUM and RESULT:
         before = phase(slot + row * 2)
     shift = shift_of(x, row * stride, SHIFTED)
     x = boundary(x, row * stride, shift, VECTOR)
     end = shift + D
-    held = get(x, col, shift, end, True, float("-inf"), "", VECTOR, SHIFTED)
+    held = get(x, col, shift, end, True, float("-inf"), "evict_first" if CLUSTER else "", VECTOR, SHIFTED)
     if SUM:
         # Finite, so that the difference of two is never NaN.
         top = tl.maximum(tl.max(held.to(tl.float32), 0), LOWEST)
-        tl.store(sums + tl.program_id(0), top)
-        tl.store(
-            sums + tl.num_programs(0) + tl.program_id(0), tl.sum(tl.exp2((held.to(tl.float32) - top) * LOG2E), 0)
-        )
-    if SUM and RESULT:
-        arrive_and_wait(slot + row * 2, pieces, before)
+        terms = tl.exp2((held.to(tl.float32) - top) * LOG2E)
+        total = tl.sum(terms, 0)
+        if CLUSTER:
+            pairs = exchange(pairs, top, total)
+        else:
+            tl.store(sums + tl.program_id(0), top)
+            tl.store(sums + tl.num_programs(0) + tl.program_id(0), total)
+            if RESULT:
+                arrive_and_wait(slot + row * 2, pieces, before)
+    if SUM and RESULT and not CLUSTER:
         held = packed(held)
     if RESULT:
         part = tl.arange(0, ALL)
-        # Written by other programs of this launch: not from the multiprocessor's own cache.
-        at = sums + row * pieces + part
-        highest = tl.load(at, part < pieces, LOWEST, cache_modifier=".cg")
-        total = tl.load(at + tl.num_programs(0), part < pieces, 0.0, cache_modifier=".cg")
-        top, total = over_lanes(highest, total)
-        share = 1.0 / total
-        value = tl.exp2((held.to(tl.float32) - top) * LOG2E) * share
+        if CLUSTER:
+            highest = of_members(pairs, 0, part, pieces, LOWEST)
+            total = of_members(pairs, 1, part, pieces, 0.0)
+        else:
+            # Written by other programs of this launch: not from the multiprocessor's own cache.
+            at = sums + row * pieces + part
+            highest = tl.load(at, part < pieces, LOWEST, cache_modifier=".cg")
+            total = tl.load(at + tl.num_programs(0), part < pieces, 0.0, cache_modifier=".cg")
+        highest, total = over_lanes(highest, total)
+        if CLUSTER:
+            # y = exp(x - m) · exp(m - max) / Σ exp(x - max), m this piece's maximum: one exponential a number.
+            value = terms * (lowered(top, highest) / total)
+        else:
+            share = 1.0 / total
+            value = tl.exp2((held.to(tl.float32) - highest) * LOG2E) * share
         y = boundary(y, row * D, shift, VECTOR)
         put(y, col, value, shift, end, True, "", VECTOR, SHIFTED)
 
@@ -345,12 +363,16 @@ def _split_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
     SHIFTED: tl.constexpr,
     SUM: tl.constexpr,
     RESULT: tl.constexpr,
+    CLUSTER: tl.constexpr,
 ):
     """As `_split`, for dx: SUM is that of y · dy, RESULT takes the row's off dy."""
     row = (tl.program_id(0) // pieces).to(tl.int64)
     col = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
+    pairs = 0
     before = 0
-    if SUM and RESULT:
+    if CLUSTER:
+        pairs = begin()
+    elif SUM and RESULT:
         before = phase(slot + row * 2)
     shift = shift_of(dy, row * dy_stride, SHIFTED)
     dy = boundary(dy, row * dy_stride, shift, VECTOR)
@@ -359,17 +381,38 @@ def _split_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
     given = get(dy, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
     value = get(y, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
     if SUM:
-        tl.store(sums + tl.program_id(0), tl.sum(given.to(tl.float32) * value.to(tl.float32), 0))
+        product = tl.sum(given.to(tl.float32) * value.to(tl.float32), 0)
+        if CLUSTER:
+            pairs = exchange(pairs, product, 0.0)
+        else:
+            tl.store(sums + tl.program_id(0), product)
+            if RESULT:
+                arrive_and_wait(slot + row * 2, pieces, before)
     if SUM and RESULT:
-        arrive_and_wait(slot + row * 2, pieces, before)
         given = packed(given)
         value = packed(value)
     if RESULT:
         part = tl.arange(0, ALL)
-        total = tl.sum(tl.load(sums + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg"), 0)
+        if CLUSTER:
+            products = of_members(pairs, 0, part, pieces, 0.0)
+        else:
+            products = tl.load(sums + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg")
+        total = tl.sum(products, 0)
         result = value.to(tl.float32) * (given.to(tl.float32) - total)
         dx = boundary(dx, row * D, shift, VECTOR)
         put(dx, col, result, shift, end, True, "", VECTOR, SHIFTED)
+
+
+def largest_piece(M: int, D: int, size: int, shifted: bool, backward: bool, processors: int) -> int:
+    """Most elements of a cluster's program where rows are not few; 0 where other plans are faster."""
+    many = processors <= M
+    if size > 2 or (many and not backward):
+        return 0
+    if shifted:
+        return 8192 if backward and not many and 40960 < D <= 1 << 17 else 0
+    if backward:
+        return 16384 if (49152 if many else 40960) < D <= 1 << 17 else 0
+    return 16384 if D >= 32768 else 0
 
 
 def plan(x: torch.Tensor, M: int, D: int, backward: bool, access: Access = PLAIN) -> Plan:
@@ -383,6 +426,11 @@ def plan(x: torch.Tensor, M: int, D: int, backward: bool, access: Access = PLAIN
     limit = (BACKWARD_LIMIT >> access.SHIFTED) if backward else LIMIT
     processors = multiprocessors(x)
     few = processors > M and FEW[backward] < D
+    most = largest_piece(M, D, x.element_size(), access.SHIFTED, backward, processors)
+    if found := clusters(x, M, D, access.margin, most, 1 + backward):
+        piece, members, warps = found
+        # Three programs of eight warps have more under way than two of sixteen.
+        return Plan("cluster", piece, warps if backward else min(warps, 8), members)
     if D >= PARTS_FROM and (block != D or D >= WIDE) and limit >= D and not few:
         most = 8 if access.SHIFTED or limit // 4 < D else 4
         return Plan("parts", *parts_of(D + access.margin, vector, cdiv(M, processors), access.period, most, 2048))
@@ -428,6 +476,8 @@ def prepare(x: torch.Tensor, chosen: Plan | None = None) -> Callable[[torch.Tens
         launch = Launch(_parts, grid, M, D, stride, ROWS=chosen.size, **part, **constants)
     elif chosen.kind == "pieces":
         launch = Launch(_pieces, (M,), D, stride, LANES=chosen.size, EACH=16 // x.element_size(), **constants)
+    elif chosen.kind == "cluster":
+        launch = _in_cluster(_split, M, D, (stride,), chosen, reach)
     else:
         launch = _in_pieces(_split, M, D, (stride,), chosen, reach, 2, M * D)
     device, copied = x.device, not in_rows(x)
@@ -463,6 +513,8 @@ def prepare_backward(
     elif chosen.kind == "pieces":
         block = chosen.size * (16 // y.element_size())
         launch = Launch(_pieces_gradient, (M,), D, *strides, BLOCK=block, **constants)
+    elif chosen.kind == "cluster":
+        launch = _in_cluster(_split_gradient, M, D, strides, chosen, reach)
     else:
         launch = _in_pieces(_split_gradient, M, D, strides, chosen, reach, 1, 0)
     device, copied = y.device, not (in_rows(dy) and in_rows(y))
@@ -475,6 +527,30 @@ def prepare_backward(
         return dx
 
     return run
+
+
+def _in_cluster(
+    kernel: Any, M: int, D: int, strides: tuple[int, ...], chosen: Plan, reach: Access
+) -> Callable[..., None]:
+    """Rows that clusters hold."""
+    make = ClusterLaunch(
+        kernel,
+        chosen.parts,
+        (M * chosen.parts,),
+        D,
+        *strides,
+        chosen.parts,
+        ALL=power_of_2(chosen.parts),
+        BLOCK=chosen.size,
+        **reach.evenly(D, chosen.size * chosen.parts),
+        SUM=True,
+        RESULT=True,
+        CLUSTER=True,
+        num_warps=chosen.warps,
+        **few_registers(chosen.size, chosen.warps, reach.SHIFTED),
+    )
+    # No sums and no slots: any tensors in their place.
+    return lambda device, *tensors: make(device, *tensors, *tensors[:2])
 
 
 def _in_pieces(
@@ -497,6 +573,7 @@ def _in_pieces(
             **reach.constants(),
             SUM=first,
             RESULT=second,
+            CLUSTER=False,
             num_warps=chosen.warps,
         )
 

@@ -8,6 +8,7 @@ How a row is shared out depends on its length and on how many there are:
 | parts | a row in registers, in parts of 16 bytes a thread | the same, every n-th row a program |
 | pieces | a row twice, then from the cache | means first, then one piece of every n-th row |
 | spread | few long rows: a piece a program, sums exchanged | means first, then all rows of some columns |
+| cluster | the same, by programs that share memory | – |
 
 In backward each program keeps its part of the weight's gradient in registers and a second kernel adds the parts;
 the order of summation is fixed, so results repeat bit by bit.
@@ -45,10 +46,11 @@ class Plan(NamedTuple):
 
     `whole`: `rows` rows, each in a block of a power of two. `parts`: `rows` rows, each in `parts` parts of `block`
     elements; `flag`: the weight is read ahead. `pieces`: one row, twice, in pieces of `block`. `spread`: one piece
-    of `block` elements of one row. For `whole`, `flag` means to read x again rather than to hold it.
+    of `block` elements of one row. `cluster`: the same, `parts` programs a cluster; `flag` as for `parts`. For
+    `whole`, `flag` means to read x again rather than to hold it.
     """
 
-    kind: Literal["whole", "parts", "pieces", "spread"]
+    kind: Literal["whole", "parts", "pieces", "spread", "cluster"]
     rows: int
     block: int
     parts: int

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .._cluster import FEW, ClusterLaunch, begin, clusters, exchange, few_registers, of_members
 from .._common import INTERPRETED, cdiv, dense_like, in_rows, multiprocessors, packed, power_of_2, rows
 from .._grid_barrier import arrive_and_wait, phase, slots
 from .._launch import Launch, room, room_like
@@ -286,10 +287,13 @@ def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its
     SAVE: tl.constexpr,
     SUM: tl.constexpr,
     NORM: tl.constexpr,
+    CLUSTER: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """One piece of one row. SUM: its sum of squares, or mean and sum of squared distances from that. NORM: its
     normalization by the sums of all pieces (joined as by Chan, Golub and LeVeque 1979). With both, the programs
-    of a row wait for each other in between, and the piece stays in registers, in its own dtype.
+    of a row wait for each other in between, as a CLUSTER or at a barrier in memory, and the piece stays in
+    registers, in its own dtype. AHEAD: so does the weight's, which is read before.
     """
     x, residual, weight, bias = inputs
     y, h, means, rstds = outputs
@@ -301,14 +305,17 @@ def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its
         program = tl.num_programs(0) - 1 - program
     row = (program // pieces).to(tl.int64)
     piece = program % pieces
+    pairs = 0
+    before = 0
+    if CLUSTER:
+        pairs = begin()
+    elif SUM and NORM:
+        before = phase(slot + row * 2)
     shift = shift_of(x, row * strides[0], SHIFTED)
     x = boundary(x, row * strides[0], shift, VECTOR)
     y = boundary(y, row * D, shift, VECTOR)
     end = shift + D
     col = piece * BLOCK + tl.arange(0, BLOCK)
-    before = 0
-    if SUM and NORM:
-        before = phase(slot + row * 2)
     held = get(x, col, shift, end, True, 0.0, "evict_first" if NORM else "evict_last", VECTOR, SHIFTED)
     if RESIDUAL:
         residual = boundary(residual, row * strides[1], shift, VECTOR)
@@ -316,28 +323,47 @@ def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its
         other = get(residual, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
         held = (held.to(tl.float32) + other.to(tl.float32)).to(h.dtype.element_ty)
         put(h, col, held, shift, end, True, "", VECTOR, SHIFTED)
+    if AHEAD:
+        w = of_columns(weight, col, shift, end, "evict_last", VECTOR, SHIFTED)
+        if CENTRED:
+            b = of_columns(bias, col, shift, end, "evict_last", VECTOR, SHIFTED)
     at = row * pieces + piece
     if SUM:
         value = held.to(tl.float32)
+        mean = 0.0
         if CENTRED:
             # μᵢ = Σ x / nᵢ and Mᵢ = Σ (x - μᵢ)² of this piece.
             mean = tl.sum(value, 0) / tl.maximum(_elements(piece, BLOCK, shift, end), 1)
-            tl.store(sums + tl.cast(N, tl.int64) * pieces + at, mean)
             value = tl.where(within(col, shift, end, SHIFTED), value - mean, 0.0)
-        tl.store(sums + at, tl.sum(value * value, 0))
+        total = tl.sum(value * value, 0)
+        if CLUSTER:
+            pairs = exchange(pairs, total, mean)
+        else:
+            tl.store(sums + at, total)
+            if CENTRED:
+                tl.store(sums + tl.cast(N, tl.int64) * pieces + at, mean)
+            if NORM:
+                arrive_and_wait(slot + row * 2, pieces, before)
     if SUM and NORM:
-        arrive_and_wait(slot + row * 2, pieces, before)
         held = packed(held)
     if NORM:
         value = held.to(tl.float32)
-        w = of_columns(weight, col, shift, end, "evict_last", VECTOR, SHIFTED).to(tl.float32)
+        if not AHEAD:
+            w = of_columns(weight, col, shift, end, "evict_last", VECTOR, SHIFTED)
+            if CENTRED:
+                b = of_columns(bias, col, shift, end, "evict_last", VECTOR, SHIFTED)
         part = tl.arange(0, PIECES)
         # Written by other programs of this launch: not from the multiprocessor's own cache.
-        squares = tl.load(sums + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg")
+        if CLUSTER:
+            squares = of_members(pairs, 0, part, pieces, 0.0)
+        else:
+            squares = tl.load(sums + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg")
         if CENTRED:
-            b = of_columns(bias, col, shift, end, "evict_last", VECTOR, SHIFTED).to(tl.float32)
-            averages = sums + tl.cast(N, tl.int64) * pieces + row * pieces
-            average = tl.load(averages + part, part < pieces, 0.0, cache_modifier=".cg")
+            if CLUSTER:
+                average = of_members(pairs, 1, part, pieces, 0.0)
+            else:
+                averages = sums + tl.cast(N, tl.int64) * pieces + row * pieces
+                average = tl.load(averages + part, part < pieces, 0.0, cache_modifier=".cg")
             # μ = Σ nᵢ μᵢ / D and D σ² = Σ Mᵢ + nᵢ (μᵢ - μ)² over pieces.
             count = tl.where(part < pieces, _elements(part, BLOCK, shift, end), 0).to(tl.float32)
             mean = tl.sum(average * count, 0) / D
@@ -350,9 +376,9 @@ def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its
             if CENTRED:
                 tl.store(means + row, mean, piece == 0)
         # y = (x - μ) / √(σ² + ε) · w + b
-        value = value * rstd * w
+        value = value * rstd * w.to(tl.float32)
         if CENTRED:
-            value += b
+            value += b.to(tl.float32)
         put(y, col, value, shift, end, True, "", VECTOR, SHIFTED)
 
 
@@ -364,6 +390,18 @@ def _elements(piece, BLOCK: tl.constexpr, shift, end):  # type: ignore[no-untype
     return tl.maximum(tl.minimum(end - piece * BLOCK, BLOCK) - tl.maximum(shift - piece * BLOCK, 0), 0)
 
 
+def largest_piece(N: int, D: int, size: int, shifted: bool, residual: bool, centred: bool, processors: int) -> int:
+    """Most elements of a cluster's program where rows are not few; 0 where other plans are faster."""
+    if size > 2:
+        return 0
+    if 40960 < D <= 65536:  # six to eight programs of 8192 elements
+        if shifted and (centred or processors < 2 * N):
+            return 0
+        return 0 if centred and not processors // 4 <= N < processors else 8192
+    # Without a mean and a residual, twice as much of a row is held.
+    return 16384 if D >= 32768 and processors > N and not (shifted or residual or centred) else 0
+
+
 def forward_plan(x: torch.Tensor, N: int, D: int, residual: bool, centred: bool, access: Access) -> Plan:
     """The forward pass of N rows of D elements, by measurements on an H200."""
     block = power_of_2(D)
@@ -371,6 +409,11 @@ def forward_plan(x: torch.Tensor, N: int, D: int, residual: bool, centred: bool,
     plain = not (residual or centred)
     again = plain and block == AGAIN[0] and AGAIN[1] <= N * D
     long = block * size > (PLAIN_LIMIT if plain else FORWARD_LIMIT)
+    piece = largest_piece(N, D, size, access.SHIFTED, residual, centred, multiprocessors(x))
+    if found := clusters(x, N, D, access.margin, piece):
+        piece, members, warps = found
+        # With a mean, a weight that is read ahead takes registers and so programs at home at a time, if many wait.
+        return Plan("cluster", 1, piece, members, warps, not centred or piece <= FEW[1])
     if long and (piece := spread(x, N, D)):
         return Plan("spread", 1, piece, cdiv(D + access.margin, piece), min(max(piece // SPREAD_WARP, 4), 16))
     if D >= PARTS_FROM and (block != D or D * size > WHOLE_LIMIT) and D * size <= PARTS_LIMIT:
@@ -419,8 +462,8 @@ def prepare_forward(
     plan = plan or forward_plan(x, N, D, kept, centred, reach)
     sizes, eps = (N, D), float(eps)
     flags = {"RESIDUAL": kept, "CENTRED": centred, "SAVE": save}
-    if plan.kind == "spread":
-        launch = _spread(x, sizes, strides, eps, plan, reach, flags)
+    if plan.kind in ("spread", "cluster"):
+        launch = (_spread if plan.kind == "spread" else _clustered)(sizes, strides, eps, plan, reach, flags)
     elif plan.kind == "whole":
         launch = Launch(
             _normalize,
@@ -491,8 +534,38 @@ def prepare_forward(
     return run
 
 
+def _clustered(
+    sizes: tuple[int, int],
+    strides: tuple[int, int],
+    eps: float,
+    plan: Plan,
+    reach: Access,
+    flags: dict[str, bool],
+) -> Callable[[torch.device, Inputs, Norm], None]:
+    """The forward pass of rows that clusters hold."""
+    N, D = sizes
+    make = ClusterLaunch(
+        _normalize_spread,
+        plan.parts,
+        (N * plan.parts,),
+        (N, D, plan.parts),
+        strides,
+        eps,
+        BLOCK=plan.block,
+        PIECES=power_of_2(plan.parts),
+        **reach.evenly(D, plan.block * plan.parts),
+        **flags,
+        SUM=True,
+        NORM=True,
+        CLUSTER=True,
+        AHEAD=plan.flag,
+        num_warps=plan.warps,
+        **few_registers(plan.block, plan.warps, reach.SHIFTED),
+    )
+    return lambda device, inputs, outputs: make(device, inputs, outputs, inputs[:2])
+
+
 def _spread(
-    x: torch.Tensor,
     sizes: tuple[int, int],
     strides: tuple[int, int],
     eps: float,
@@ -516,6 +589,8 @@ def _spread(
             **{**flags, **changed},
             SUM=sums,
             NORM=norm,
+            CLUSTER=False,
+            AHEAD=plan.flag,
             num_warps=plan.warps,
         )
 

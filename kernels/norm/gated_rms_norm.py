@@ -2,7 +2,8 @@
 
 One read of x and z, one write. Backward runs as many programs as the device holds at a time; each takes every
 n-th row and keeps its part of the weight's gradient in registers; a second kernel adds the parts in a fixed
-order, so that results repeat bit by bit. Rows too long for registers are taken in pieces, twice.
+order, so that results repeat bit by bit. Rows too long for registers are taken in pieces, twice. Few of them are
+spread over programs: forward by clusters or in two launches, backward means first, then all rows of some columns.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .._cluster import ClusterLaunch, begin, clusters, exchange, few_registers, of_members
 from .._common import (
     INTERPRETED,
     add_parts,
@@ -32,15 +34,20 @@ from .._launch import Launch, prepared
 from .._pointwise import silu, silu_slope
 from .._rows import (
     PLAIN,
+    Access,
     access,
     boundary,
+    get,
     get_part,
+    of_columns,
     of_part,
     parts_of,
+    put,
     put_part,
     same_rows,
     shift_of,
 )
+from ._norm import Plan, spread
 
 FORWARD_LIMIT = 16 if INTERPRETED else 16384
 """Longest group that forward holds in registers."""
@@ -56,6 +63,14 @@ AHEAD = 8 if INTERPRETED else 4096
 
 PARTS = (8, 64) if INTERPRETED else (64, 65536)
 """Shortest row, and longest in bytes, of one group that forward holds in parts where it is no power of two."""
+
+TWICE = 16 if INTERPRETED else 8192
+"""Piece of a row of many that two launches take."""
+
+TILES = ((2, 16, 4), (4, 16, 4)) if INTERPRETED else ((8, 128, 4), (16, 128, 4))
+"""Rows, columns and warps of a program that goes down the columns of few long rows: of rows that start anywhere,
+and of others.
+"""
 
 
 def gated_rms_norm(
@@ -231,6 +246,69 @@ def _forward_long(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
+def _forward_spread(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    inputs,
+    outputs,
+    sums,
+    sizes,
+    strides,
+    eps,
+    BLOCK: tl.constexpr,
+    PIECES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    FIRST: tl.constexpr,
+    SAVE: tl.constexpr,
+    SUM: tl.constexpr,
+    NORM: tl.constexpr,
+    CLUSTER: tl.constexpr,
+):
+    """One piece of one row of one group. SUM: its sum of squares; NORM: its normalization by those of all pieces.
+    With both, the programs of a row are a CLUSTER, and the piece stays in registers.
+    """
+    x, z, weight = inputs
+    y, rstds = outputs
+    D, pieces = sizes
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    piece = tl.program_id(0) % pieces
+    pairs = 0
+    if CLUSTER:
+        pairs = begin()
+    shift = shift_of(x, row * strides[0], SHIFTED)
+    source = boundary(x, row * strides[0], shift, VECTOR)
+    gates = boundary(z, row * strides[1], shift, VECTOR)
+    end = shift + D
+    col = piece * BLOCK + tl.arange(0, BLOCK)
+    value = get(source, col, shift, end, True, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
+    gate = get(gates, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
+    if FIRST:
+        value *= silu(gate.to(tl.float32))
+    if NORM:
+        w = of_columns(weight, col, shift, end, "evict_last", VECTOR, SHIFTED)
+    if SUM:
+        total = tl.sum(value * value, 0)
+        if CLUSTER:
+            pairs = exchange(pairs, total, 0.0)
+        else:
+            tl.store(sums + tl.program_id(0), total)
+    if NORM:
+        part = tl.arange(0, PIECES)
+        if CLUSTER:
+            squares = of_members(pairs, 0, part, pieces, 0.0)
+        else:
+            squares = tl.load(sums + row * pieces + part, part < pieces, 0.0)
+        rstd = 1.0 / tl.sqrt(tl.sum(squares, 0) / D + eps)
+        if SAVE:
+            tl.store(rstds + row, rstd, piece == 0)
+        # y = h / √(mean(h²) + ε) · w, of h = x · silu(z), or of x and then times silu(z)
+        value = value * rstd * w.to(tl.float32)
+        if not FIRST:
+            value *= silu(gate.to(tl.float32))
+        target = boundary(y, row * D, shift, VECTOR)
+        put(target, col, value, shift, end, True, "", VECTOR, SHIFTED)
+
+
+@triton.jit
 def _parts(given, value, gate, rstd, w, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """(x̂ that was normalized, its gradient before the norm, what it adds to the weight's, silu(z), slope)."""
     s, slope = silu_slope(gate)
@@ -361,6 +439,79 @@ def _backward_long(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     tl.store(parts + tl.program_id(0).to(tl.int64) * groups * D + here, part, inside)
 
 
+@triton.jit
+def _project_pieces(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    inputs,
+    sums,
+    sizes,
+    strides,
+    FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
+    """What one piece of one row adds to the mean of inner · x̂; one piece of all rows first."""
+    dy, x, z, weight, rstds = inputs
+    M, D, pieces = sizes
+    row = (tl.program_id(0) % M).to(tl.int64)
+    piece = tl.program_id(0) // M
+    shift = shift_of(dy, row * strides[0], SHIFTED)
+    dy = boundary(dy, row * strides[0], shift, VECTOR)
+    x = boundary(x, row * strides[1], shift, VECTOR)
+    z = boundary(z, row * strides[2], shift, VECTOR)
+    end = shift + D
+    col = piece * BLOCK + tl.arange(0, BLOCK)
+    given = get(dy, col, shift, end, True, 0.0, "evict_last", VECTOR, SHIFTED).to(tl.float32)
+    value = get(x, col, shift, end, True, 0.0, "evict_last", VECTOR, SHIFTED).to(tl.float32)
+    gate = get(z, col, shift, end, True, 0.0, "evict_last", VECTOR, SHIFTED).to(tl.float32)
+    w = of_columns(weight, col, shift, end, "", VECTOR, SHIFTED).to(tl.float32)
+    hat, inner, _, _, _ = _parts(given, value, gate, tl.load(rstds + row), w, FIRST)
+    tl.store(sums + row * pieces + piece, tl.sum(inner * hat, 0) / D)
+
+
+@triton.jit
+def _backward_columns(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    inputs,
+    sums,
+    outputs,
+    sizes,
+    strides,
+    FIRST: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """As `_backward_short`, for all rows of BLOCK columns, so that the weight's gradient needs no other program.
+
+    The last columns first: they were read last, and are the likeliest to be in the cache still.
+    """
+    dy, x, z, weight, rstds = inputs
+    dx, dz, dweight = outputs
+    M, D, pieces = sizes
+    dy_stride, x_stride, z_stride = strides
+    col = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+    w = tl.load(weight + col, col < D, 0.0).to(tl.float32)[None, :]
+    part = tl.zeros([ROWS, BLOCK], tl.float32)
+    other = tl.arange(0, PIECES)
+    for start in range(0, M, ROWS):
+        row = tl.cast(start, tl.int64) + tl.arange(0, ROWS)
+        inside = (row < M)[:, None] & (col < D)[None, :]
+        given = tl.load(dy + row[:, None] * dy_stride + col[None, :], inside, 0.0).to(tl.float32)
+        value = tl.load(x + row[:, None] * x_stride + col[None, :], inside, 0.0).to(tl.float32)
+        gate = tl.load(z + row[:, None] * z_stride + col[None, :], inside, 0.0).to(tl.float32)
+        rstd = tl.load(rstds + row, row < M, 0.0)[:, None]
+        at = row[:, None] * pieces + other[None, :]
+        within = (row < M)[:, None] & (other < pieces)[None, :]
+        projection = tl.sum(tl.load(sums + at, within, 0.0), 1)[:, None]
+        hat, inner, of_weight, s, slope = _parts(given, value, gate, rstd, w, FIRST)
+        part += of_weight
+        of_x, of_z = _ends(given, value, hat, inner, s, slope, rstd, projection, w, FIRST)
+        at = row[:, None] * D + col[None, :]
+        tl.store(dx + at, of_x.to(dx.dtype.element_ty), inside)
+        tl.store(dz + at, of_z.to(dz.dtype.element_ty), inside)
+    tl.store(dweight + col, tl.sum(part, 0).to(dweight.dtype.element_ty), col < D)
+
+
 def _empty(
     x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, group: int, gate_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -395,7 +546,9 @@ def prepare_forward(
     block = power_of_2(group)
     flags = {"FIRST": gate_first, "SAVE": save}
     reach = access((flat, gate, dense_like(x)), (*strides, D), D) if x.dtype == z.dtype else PLAIN
-    if groups == 1 and group != block and PARTS[0] <= group and group * x.element_size() <= PARTS[1]:
+    if groups == 1 and (found := spread_plan(x, N, D, reach)):
+        launch = _spread((N, D), strides, float(eps), found, reach, flags)
+    elif groups == 1 and group != block and PARTS[0] <= group and group * x.element_size() <= PARTS[1]:
         # Of few rows a program takes as long as what it waits for.
         few = multiprocessors(x) >= N and not reach.SHIFTED
         height, warps, parts, part = parts_of(
@@ -427,6 +580,61 @@ def prepare_forward(
         return results
 
     return run
+
+
+def largest_piece(N: int, D: int, size: int, shifted: bool, processors: int) -> int:
+    """Most elements of a cluster's program where rows are not few; 0 where others are faster."""
+    # Two launches were as fast for rows that start anywhere.
+    return 8192 if processors > N and not shifted and size == 2 and 32768 < D <= 65536 else 0
+
+
+def spread_plan(x: torch.Tensor, N: int, D: int, reach: Access) -> Plan | None:
+    """How pieces of N long rows of D elements are shared out; None where one program takes a row."""
+    size, processors = x.element_size(), multiprocessors(x)
+    most = largest_piece(N, D, size, reach.SHIFTED, processors)
+    if found := clusters(x, N, D, reach.margin, most, 2):
+        piece, members, warps = found
+        return Plan("cluster", 1, piece, members, warps)
+    piece = spread(x, N, D)
+    if not piece and processors <= N and reach.SHIFTED and size == 2 and D * size > PARTS[1]:
+        # One program a row reads such rows by element.
+        piece = TWICE
+    if not piece:
+        return None
+    return Plan("spread", 1, piece, cdiv(D + reach.margin, piece), min(max(piece // 1024, 4), 16))
+
+
+def _spread(
+    sizes: tuple[int, int],
+    strides: tuple[int, int],
+    eps: float,
+    plan: Plan,
+    reach: Access,
+    flags: dict[str, bool],
+) -> Callable[..., None]:
+    """The forward pass of long rows: in one launch where clusters hold them, else in two."""
+    N, D = sizes
+    grid, of_pieces = (N * plan.parts,), (D, plan.parts)
+    shared = {"BLOCK": plan.block, "PIECES": power_of_2(plan.parts), **reach.constants(), **flags}
+    shared["num_warps"] = plan.warps
+    if plan.kind == "cluster":
+        limit = few_registers(plan.block, plan.warps, reach.SHIFTED)
+        both = ClusterLaunch(
+            _forward_spread, plan.parts, grid, of_pieces, strides, eps, **shared, **limit, SUM=True, NORM=True,
+            CLUSTER=True,
+        )  # fmt: skip
+        return lambda device, inputs, outputs: both(device, inputs, outputs, inputs[0])
+    first, second = (
+        Launch(_forward_spread, grid, of_pieces, strides, eps, **shared, SUM=not norm, NORM=norm, CLUSTER=False)
+        for norm in (False, True)
+    )
+
+    def launch(device: torch.device, *tensors: Any) -> None:
+        sums = torch.empty(grid, dtype=torch.float32, device=device)
+        first(device, *tensors, sums)
+        second(device, *tensors, sums)
+
+    return launch
 
 
 def _prepare(
@@ -462,21 +670,51 @@ def prepare_backward(
     given, flat, gate = rows(dy), rows(x), rows(z)
     M, D = flat.shape
     groups = D // group
-    sizes = (M, group, groups)
     strides = (given.stride(0), flat.stride(0), gate.stride(0))
     device = x.device
+    if groups == 1 and (piece := spread(flat, M, D)):
+        reach = access((given, flat, gate, dense_like(x)), (*strides, D), D)
+        launch = _columns((M, D), strides, piece, reach, gate_first)
+    else:
+        launch = _every_row(flat, (M, group, groups), strides, gate_first, elements, each, share)
+    copied = not (in_rows(dy) and in_rows(x) and in_rows(z) and weight.is_contiguous())
+
+    def run(
+        dy: torch.Tensor, x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, *_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        results = dense_like(x), dense_like(z), dense_like(weight)
+        if copied:
+            dy, x, z, weight = rows(dy), rows(x), rows(z), weight.contiguous()
+        launch(device, (dy, x, z, weight, rstd), results)
+        return results
+
+    return run
+
+
+def _every_row(
+    flat: torch.Tensor,
+    sizes: tuple[int, int, int],
+    strides: tuple[int, int, int],
+    gate_first: bool,
+    elements: int,
+    each: int,
+    share: int,
+) -> Callable[..., None]:
+    """Gradients by programs that take every n-th row, whole or in pieces."""
+    M, group, groups = sizes
+    D = group * groups
     block = power_of_2(group)
     if short := block <= BACKWARD_LIMIT:
         height = power_of_2(max(1, min(elements // block, 16, M)))
         warps = min(max(height * block // (32 * each), 1), 32)
-        programs = min(cdiv(M, height), max(1, multiprocessors(x) * max(share // warps, 1) // groups))
+        programs = min(cdiv(M, height), max(1, multiprocessors(flat) * max(share // warps, 1) // groups))
         make = Launch(
             _backward_short, (programs, groups), sizes, strides, FIRST=gate_first,
             ROWS=height, BLOCK=block, STAGES=2 if block < AHEAD else 1, num_warps=warps,
         )  # fmt: skip
     else:
         pieces = cdiv(group, PIECE)
-        programs = min(M, max(1, multiprocessors(x) * 4 // (pieces * groups)))
+        programs = min(M, max(1, multiprocessors(flat) * 4 // (pieces * groups)))
         make = Launch(
             _backward_long, (programs, pieces * groups), sizes, strides, FIRST=gate_first, BLOCK=PIECE, num_warps=8
         )  # fmt: skip
@@ -484,26 +722,43 @@ def prepare_backward(
     add = Launch(
         add_parts, (cdiv(D, 32),), programs, D, ROWS=min(power_of_2(programs), 256), BLOCK=32, num_warps=8
     )  # fmt: skip
-    copied = not (in_rows(dy) and in_rows(x) and in_rows(z) and weight.is_contiguous())
 
-    def run(
-        dy: torch.Tensor, x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, *_: Any
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        dx, dz, dweight = results = (dense_like(x), dense_like(z), dense_like(weight))
-        if copied:
-            dy, x, z, weight = rows(dy), rows(x), rows(z), weight.contiguous()
-        inputs = (dy, x, z, weight, rstd)
+    def launch(device: torch.device, inputs: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...]) -> None:
+        dx, dz, dweight = results
         parts = torch.empty((programs, D), dtype=torch.float32, device=device)
         if short:
             make(device, inputs, (dx, dz, parts))
         else:
-            projection = torch.empty_like(rstd)
+            projection = torch.empty_like(inputs[-1])
             project(device, inputs, projection)
             make(device, inputs, projection, (dx, dz, parts))
         add(device, parts, dweight)
-        return results
 
-    return run
+    return launch
+
+
+def _columns(
+    sizes: tuple[int, int], strides: tuple[int, int, int], piece: int, reach: Access, gate_first: bool
+) -> Callable[..., None]:
+    """Gradients of few long rows, by programs that have all rows of some columns."""
+    M, D = sizes
+    pieces = cdiv(D + reach.margin, piece)
+    height, columns, warps = TILES[not reach.SHIFTED]
+    project = Launch(
+        _project_pieces, (M * pieces,), (M, D, pieces), strides, FIRST=gate_first,
+        BLOCK=piece, **reach.constants(), num_warps=min(max(piece // 256, 4), 16),
+    )  # fmt: skip
+    make = Launch(
+        _backward_columns, (cdiv(D, columns),), (M, D, pieces), strides, FIRST=gate_first,
+        ROWS=min(height, power_of_2(M)), BLOCK=columns, PIECES=power_of_2(pieces), num_warps=warps,
+    )  # fmt: skip
+
+    def launch(device: torch.device, inputs: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...]) -> None:
+        sums = torch.empty((M, pieces), dtype=torch.float32, device=device)
+        project(device, inputs, sums)
+        make(device, inputs, sums, results)
+
+    return launch
 
 
 def _empty_gradients(

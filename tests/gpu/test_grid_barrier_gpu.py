@@ -1,4 +1,5 @@
-"""A barrier of a launch's programs: the same answers over shapes by turns, over streams at once, and in graphs.
+"""Programs of a launch that meet, at a barrier or in a cluster: the same answers over shapes by turns, over
+streams at once, and in graphs.
 
 In a process of its own: this one may have chosen Triton's interpreter, under which nothing waits.
 """
@@ -15,7 +16,7 @@ from kernelmark.kernels.activation.softmax import softmax
 
 torch.manual_seed(0)
 calls = []
-for rows, length in ((1, 65537), (3, 262143), (64, 40000), (132, 32768)):
+for rows, length in ((1, 65537), (3, 262143), (64, 40000), (132, 32768), (16, 20001), (64, 65536)):
     x, residual = torch.randn(2, rows, length, device="cuda", dtype=torch.bfloat16)
     weight, bias = torch.randn(2, length, device="cuda", dtype=torch.bfloat16)
     calls += [

@@ -122,9 +122,9 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     "quantized_activation": ({"M": 64, "K": 20000}, {"M": 64, "K": 4096, "activation": "swiglu"}),
     "gated_delta_rule": tuple({"B": 1, "S": 256, "H": 2, "K": K, "D": D} for K, D in ((64, 64), (256, 100))),
     "linear_attention": ({"B": 1, "S": 2048, "H": 2, "K": 256, "D": 256},),
-    "rms_norm": ({"B": 1, "S": 256, "D": 5120}, {"B": 1, "S": 256, "D": 5001}, {"B": 1, "S": 256, "D": 1001}),
-    "gated_rms_norm": ({"B": 1, "S": 64, "D": 100001, "G": 1},),
-    "softmax": ({"M": 256, "D": 5001}, {"M": 256, "D": 50257}),
+    "rms_norm": tuple({"B": 1, "S": S, "D": D} for S, D in ((256, 5120), (256, 5001), (256, 1001), (64, 65536))),
+    "gated_rms_norm": tuple({"B": 1, "S": 64, "D": D, "G": 1} for D in (100001, 65536)),
+    "softmax": ({"M": 256, "D": 5001}, {"M": 256, "D": 50257}, {"M": 64, "D": 131072}),
     "cross_entropy": ({"M": 256, "V": 50257}, {"M": 256, "V": 1001}),
     "fused_linear_cross_entropy": ({"M": 256, "D": 64, "V": 50304}, {"M": 256, "D": 64, "V": 128256}),
 }  # fmt: skip

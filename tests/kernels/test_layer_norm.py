@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from kernelmark.kernels.norm._norm import Plan
+from kernelmark.kernels.norm._norm_forward import prepare_forward
 from kernelmark.kernels.norm.layer_norm import layer_norm
 
 
@@ -16,6 +18,17 @@ def test_agrees(agrees, D, dtype):
 def test_few_long_rows(agrees, S, D, dtype):
     """Fewer rows than multiprocessors, spread over programs."""
     agrees("layer_norm", {"B": 1, "S": S, "D": D}, dtype)
+
+
+@pytest.mark.parametrize("D", [90, 96])
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_weight_that_is_read_ahead_is_the_same(D, centred):
+    x, weight, bias = torch.randn(2, D), torch.randn(D), torch.randn(D)
+    given = x, None, weight, bias if centred else None
+    plan = Plan("spread", 1, 16, 6, 4)
+    late, ahead = (prepare_forward(*given, 1e-5, False, x)(*given)[0] for x in (plan, plan._replace(flag=True)))
+    assert torch.equal(late, ahead)
+    assert late.square().mean() > 0.1
 
 
 def test_agrees_with_strides(agrees):

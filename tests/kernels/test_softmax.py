@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernelmark.kernels import _cluster
 from kernelmark.kernels.activation import softmax as module
 from kernelmark.kernels.activation.softmax import softmax
 
@@ -61,6 +62,18 @@ def test_plans_cover_the_rows(M, D, backward):
     if chosen.kind == "split":
         assert module.PIECES[0] <= chosen.size <= module.PIECES[1]
         assert M <= module.MOST
+
+
+def test_clusters_take_long_rows(monkeypatch):
+    monkeypatch.setattr(_cluster, "most_members", lambda x: 16)
+    for where in (_cluster, module):
+        monkeypatch.setattr(where, "multiprocessors", lambda x: 132)
+    x = torch.empty(1, 1, dtype=torch.bfloat16)
+    # (elements of a program, warps, members): forward no more than eight warps.
+    assert module.plan(x, 64, 262144, False) == module.Plan("cluster", 16384, 8, 16)
+    assert module.plan(x, 2048, 65536, True) == module.Plan("cluster", 16384, 16, 4)
+    assert module.plan(x, 2048, 65536, False).kind != "cluster"
+    assert module.plan(x, 64, 262143, False, module.Access(8, True)).kind != "cluster"
 
 
 @pytest.mark.parametrize("D", [20, 50, 100])
