@@ -411,7 +411,7 @@ def largest_piece(M: int, D: int, size: int, shifted: bool, backward: bool, proc
     if shifted:
         return 8192 if backward and not many and 40960 < D <= 1 << 17 else 0
     if backward:
-        return 16384 if (49152 if many else 40960) < D <= 1 << 17 else 0
+        return 16384 if (49152 < D <= 1 << 17 if many else 40960 < D <= 1 << 16) else 0
     return 16384 if D >= 32768 else 0
 
 

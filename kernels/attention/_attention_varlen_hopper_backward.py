@@ -54,7 +54,8 @@ from .._hopper import (
 )
 from .._pipeline import BackwardPipes, Statistics, aggregate, copy_in, cursor, pair, pair_ring
 from . import _attention_hopper_backward as dense
-from ._attention_hopper_backward import LINE, Schedule, _at, _loops, _next, order
+from ._attention_hopper_backward import LINE, Schedule
+from ._attention_hopper_backward_deterministic import heads_per_l2_group
 from ._attention_varlen_hopper import FIELDS, place_of_tile, tile_of_head, tiles_of
 from ._attention_varlen_hopper_backward_deterministic import (
     Listed,
@@ -218,23 +219,22 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             resident.fetch(half, k, v, tile_of_head(at, head, c.D, c.width))
     place = cursor(1, c.stages)
     first, count, tiles = _span(block, length, keys, c.causal, c.rows, c.queries, c.window)
-    outer, inner = _loops(listed.groups, count, c)
-    whose = block % listed.groups
-    turn = tiles - 1
-    for lap in range(0, outer):
-        more = inner
+    for member in range(0, listed.groups):
+        if c.width == c.D:
+            column = (head * listed.groups + member) * c.width
+            within = column
+        else:
+            column = head * listed.groups + member
+            within = column * (streamed.apart * 8)
+        base = ((head * listed.groups + member) * listed.slots + start // (2 * c.rows) + sequence) * c.ratio
+        more = count
         if c.schedule.ahead:
             # The last step looks one ahead: it gets the last tile once more.
-            more = inner + gl.where(lap == outer - 1, 1, 0)
+            more = count + gl.where(member == listed.groups - 1, 1, 0)
         for i in range(0, more):
-            member, j = _at(lap, gl.maximum(gl.minimum(i, inner - 1), 0), whose, turn, first, tiles, c)
-            if c.width == c.D:
-                column = (head * listed.groups + member) * c.width
-                within = column
-            else:
-                column = head * listed.groups + member
-                within = column * (streamed.apart * 8)
-            base = ((head * listed.groups + member) * listed.slots + start // (2 * c.rows) + sequence) * c.ratio
+            j = first + gl.maximum(gl.minimum(i, count - 1), 0)
+            if not c.causal and not c.window:
+                j = gl.where(j >= tiles, gl.maximum(j - tiles, 0), j)
             at = (base + j) * c.queries
             tile = place_of_tile(start + j * c.queries, column, c.D, c.width)
             beyond = length - j * c.queries
@@ -253,7 +253,6 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             else:
                 _fetch(streamed, full, stream, statistics, place.stage, tile, at)
             place = place.advanced()
-            whose, turn = _next(whose, turn, block, listed.groups, c)
 
 
 @gluon.jit
@@ -286,13 +285,12 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     slot = start // (2 * c.rows) + sequence
     last = (((head * listed.groups * listed.slots + slot) * c.ratio + first) * 2 + HALF) * LINES
     s = first_scores(pipes, zero, c, HALF)
-    outer, inner = _loops(listed.groups, count, c)
-    whose = block % listed.groups
-    turn = tiles - 1
-    for lap in range(0, outer):
-        for i in range(0, inner):
-            member, j = _at(lap, i, whose, turn, first, tiles, c)
-            base = ((head * listed.groups + member) * listed.slots + slot) * c.ratio
+    for member in range(0, listed.groups):
+        base = ((head * listed.groups + member) * listed.slots + slot) * c.ratio
+        for i in range(0, count):
+            j = first + i
+            if not c.causal and not c.window:
+                j = gl.where(j >= tiles, j - tiles, j)
             place = ((base + j) * 2 + HALF) * LINES
             to = place_of_ds(step, c)
             p, slope, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF, c.inner)
@@ -301,7 +299,6 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 p, slope, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF, c.inner
             )
             last = place
-            whose, turn = _next(whose, turn, block, listed.groups, c)
     # Without queries these are zeros, to an empty sequence's own slot or by a program without a block.
     add_last(step, last, pipes, sums, none, c, HALF)
     row = key + HALF * c.rows
@@ -442,15 +439,14 @@ def backward(
     sequences = slots - len(q) // (2 * ROWS)
     s = schedule or scheduled(width, causal, len(q), sequences, longest, not window and not cap)
     s = replace(s, apart=False)  # Q has no barrier of its own here
-    turns, section = order(longest, width, H // heads, heads) if causal and not window else (False, 1)
-    exchanged = shared_layout(ROWS, s.rows, q.dtype)
-    c = Config(width, causal, window, False, s, exchanged, inner=inner, turns=turns, D=D)
+    c = Config(width, causal, window, False, s, shared_layout(ROWS, s.rows, q.dtype), inner=inner, D=D)
     tq, tg = (tiles_of(x, s.rows) for x in (q, grad))
     tk, tv, tdk, tdv = (tiles_of(x, ROWS) for x in (k, v, dk, dv))
     tlse, tdelta = (TensorMap(x, [x.numel()], [1], [s.rows], plain_layout(1)) for x in (lse, delta))
     sums = torch.zeros(lse.numel() * width // LINE, LINE, dtype=torch.float32, device=q.device)
     tsums = TensorMap(sums, list(sums.shape), [LINE, 1], [s.rows * width // 2 // LINE, LINE], plain_layout(2))
     root = 1 / math.sqrt(D)
+    section = heads_per_l2_group(longest, width, H // heads, heads) if causal and not window else 1
     table, rows = listed_keys
     with on(q):
         launch(

@@ -395,7 +395,7 @@ def largest_piece(N: int, D: int, size: int, shifted: bool, residual: bool, cent
     if size > 2:
         return 0
     if 40960 < D <= 65536:  # six to eight programs of 8192 elements
-        if shifted and (centred or processors < 2 * N):
+        if (shifted and (centred or processors < 2 * N)) or (centred and D <= 49152):
             return 0
         return 0 if centred and not processors // 4 <= N < processors else 8192
     # Without a mean and a residual, twice as much of a row is held.
@@ -412,6 +412,9 @@ def forward_plan(x: torch.Tensor, N: int, D: int, residual: bool, centred: bool,
     piece = largest_piece(N, D, size, access.SHIFTED, residual, centred, multiprocessors(x))
     if found := clusters(x, N, D, access.margin, piece):
         piece, members, warps = found
+        if piece > 8192:
+            # Three programs of eight warps have more under way than two of sixteen; without the weight they fit.
+            return Plan("cluster", 1, piece, members, min(warps, 8), False)
         # With a mean, a weight that is read ahead takes registers and so programs at home at a time, if many wait.
         return Plan("cluster", 1, piece, members, warps, not centred or piece <= FEW[1])
     if long and (piece := spread(x, N, D)):

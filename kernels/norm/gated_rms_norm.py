@@ -67,9 +67,9 @@ PARTS = (8, 64) if INTERPRETED else (64, 65536)
 TWICE = 16 if INTERPRETED else 8192
 """Piece of a row of many that two launches take."""
 
-TILES = ((2, 16, 4), (4, 16, 4)) if INTERPRETED else ((8, 128, 4), (16, 128, 4))
-"""Rows, columns and warps of a program that goes down the columns of few long rows: of rows that start anywhere,
-and of others.
+TILE = (4, 16, 4) if INTERPRETED else (8, 128, 4)
+"""Rows, columns and warps of a program that goes down the columns of few long rows; half as many rows of fp32 that
+start anywhere.
 """
 
 
@@ -674,7 +674,7 @@ def prepare_backward(
     device = x.device
     if groups == 1 and (piece := spread(flat, M, D)):
         reach = access((given, flat, gate, dense_like(x)), (*strides, D), D)
-        launch = _columns((M, D), strides, piece, reach, gate_first)
+        launch = _columns((M, D, flat.element_size()), strides, piece, reach, gate_first)
     else:
         launch = _every_row(flat, (M, group, groups), strides, gate_first, elements, each, share)
     copied = not (in_rows(dy) and in_rows(x) and in_rows(z) and weight.is_contiguous())
@@ -738,12 +738,14 @@ def _every_row(
 
 
 def _columns(
-    sizes: tuple[int, int], strides: tuple[int, int, int], piece: int, reach: Access, gate_first: bool
+    sizes: tuple[int, int, int], strides: tuple[int, int, int], piece: int, reach: Access, gate_first: bool
 ) -> Callable[..., None]:
-    """Gradients of few long rows, by programs that have all rows of some columns."""
-    M, D = sizes
+    """Gradients of few long rows, of elements of so many bytes, by programs that have all rows of some columns."""
+    M, D, size = sizes
     pieces = cdiv(D + reach.margin, piece)
-    height, columns, warps = TILES[not reach.SHIFTED]
+    height, columns, warps = TILE
+    if reach.SHIFTED and size > 2:
+        height //= 2
     project = Launch(
         _project_pieces, (M * pieces,), (M, D, pieces), strides, FIRST=gate_first,
         BLOCK=piece, **reach.constants(), num_warps=min(max(piece // 256, 4), 16),

@@ -451,15 +451,10 @@ def test_walk_under_a_window(length, keys, tile, causal, window):
 
 
 @pytest.mark.usefixtures("_played")
-@pytest.mark.parametrize("turns", [False, True, None], ids=["heads in order", "heads in turns", "deterministic"])
-def test_gradients_in_sections_of_heads(monkeypatch, turns):
+@KERNELS
+def test_gradients_in_sections_of_heads(monkeypatch, kernels):
     """Of three key heads two, then one."""
-    kernels = backward
-    if turns is None:
-        kernels = deterministic
-        monkeypatch.setattr(kernels, "heads_per_l2_group", lambda *_: 2)
-    else:
-        monkeypatch.setattr(kernels, "order", lambda *_: (turns, 2))
+    monkeypatch.setattr(kernels, "heads_per_l2_group", lambda *_: 2)
     cu, cu_keys = starts([200, 0, 150]), starts([130, 40, 260])
     tensors = leaves([200, 0, 150], [130, 40, 260], (6, 3), 64)
     out, lse = outputs(*tensors[:3], cu, cu_keys, True)
