@@ -33,6 +33,7 @@ from _results.runs import (
     FP8_GRAPH_BEFORE,
     HERE,
     LANGUAGES,
+    LONG_ROWS,
     MEMORY,
     MEMORY_ROWS,
     ONNX,
@@ -52,7 +53,7 @@ from _results.runs import (
 )
 from _results.several_gpus import collectives, context, data_parallel, side_by_side_gpus
 from _results.tables import by_operator, by_row, ratio_of, refused_of
-from _results.training import eight_bits, host_calls, techniques, training_steps
+from _results.training import eight_bits, gate_and_up, host_calls, techniques, training_steps
 from _results.worths import truth_of_worth, worth_of_parts
 from kernelmark.registry import figures
 from kernelmark.registry.analysis.repeated import said
@@ -98,6 +99,10 @@ def page() -> str:
         *products_of_few_rows(),
         *by_row("Products in other kernel languages", LANGUAGES),
         *by_row("Products and norms in TileLang", TILELANG),
+        *by_row("Few long rows, held in clusters of programs", LONG_ROWS),
+        "One process of three, so no intervals. quack, the fastest here before, could not be loaded. Since then "
+        "gradients of few long gated rows take fewer rows a program, and few long rows of RMS norm other warps, "
+        "as `registry/reference/tuning/rows-clusters-h200.txt.gz` has them faster.",
         *by_row("Products of up to 16 rows", FEW_ROWS),
         *by_row("ONNX Runtime's CUDA provider", ONNX),
         *training_steps(),
@@ -121,6 +126,7 @@ def page() -> str:
         *by_row("8 B parameters in 8 bits by graphs", PRECISION_8B_GRAPHS),
         "Refused for a gradient of keys likewise, ours in graphs as torchao's.",
         *eight_bits(),
+        *gate_and_up(),
         *worth_of_parts(),
         *truth_of_worth(),
         *host_calls(),
