@@ -337,6 +337,9 @@ class Assembly:
         }
         for part in chosen.model.named(chosen.configuration, B, S):
             if {part.name, part.operator} & self.system.parts.keys():
+                changes = self.system.changes
+                if self.system.precision != "case" or changes.products or changes.weights:
+                    raise NotImplementedError(f"{part.name} multiplies by itself, not as this system's layers do")
                 found[part.name] = self.call(part.name, part.operator, part.axes, part.options, dtype, device)
         self._take_fused(found, chosen, B, S, device)
         products = chosen.model.products(chosen.configuration, B, S)

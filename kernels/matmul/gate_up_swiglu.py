@@ -98,7 +98,7 @@ def _backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[Any, ...]:
     wanted = ctx.needs_input_grad
     dx = None
     if wanted[0]:
-        dx = given[0] @ weights[0]  # dX = dG @ gate
+        dx = _product(given[0], weights[0])  # dX = dG @ gate
         dx = dx.addmm_(given[1], weights[1]).view(x.shape)  # dX += dU @ up
     rows = flat(x)
     of_weights = [
@@ -108,10 +108,15 @@ def _backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[Any, ...]:
     return dx, *of_weights, None
 
 
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b in their dtype, under autocast too, which leaves alone what is given room."""
+    return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
+
+
 def _weight_gradient(dy: torch.Tensor, x: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor | None:
     """dyᵀ @ x of dy (M, N) and x (M, K), or None where it was added to a tensor."""
     if into is None:
-        return dy.t() @ x
+        return _product(dy.t(), x)
     if into.dtype == x.dtype:
         into.addmm_(dy.t(), x)
     else:

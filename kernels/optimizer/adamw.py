@@ -442,7 +442,8 @@ def _fits(lists: tuple[Tensors, ...], table: _Table) -> bool:
 
 def _noted(start: tuple[Any, ...], lists: tuple[Tensors, ...], still: list[torch.Tensor]) -> _Table | None:
     """The table of these very objects, if they lie where they did: an eighth of the time of looking at all of each
-    tensor. One that is still the same object has the shape, dtype and device that it had.
+    tensor. One that is still the same object has the shape, dtype and device that it had, but where its `data` was
+    made another view of the same memory: that is not seen here.
     """
     device, places = still[0].device, None
     others = [list(tensors) for place, tensors in enumerate(lists) if place != 1]

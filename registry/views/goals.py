@@ -24,7 +24,7 @@ from ..detection.techniques import settings
 from ..escape import markdown
 from ..store.journal import Journal
 from ..store.record import EAGER, GPUS, PROVIDER
-from .technique_tables import EIGHT_BITS
+from .technique_tables import EIGHT_BIT_LAYERS, EIGHT_BITS
 
 Verdict: TypeAlias = Literal["earned", "missed", "undecided", "not measured"]
 MARKS: dict[Verdict, str] = {"earned": "✓", "missed": "✗", "undecided": "?", "not measured": "–"}
@@ -127,7 +127,8 @@ def _against(operator: str, base: str = EAGER) -> Callable[[Journal, Sequence[Ro
 
 def _fp8_training(journal: Journal, found: Sequence[Row]) -> Found | None:
     """The best system in FP8 over the best in more bits, of the case where that is largest."""
-    narrow = {str(x["name"]) for x in journal.header.request.systems if x.get("precision") in EIGHT_BITS}
+    systems = journal.header.request.systems
+    narrow = EIGHT_BIT_LAYERS | {str(x["name"]) for x in systems if x.get("precision") in EIGHT_BITS}
     cases: dict[str, list[Row]] = {}
     for row in found:
         if row.operator == "train" and row.value() is not None:

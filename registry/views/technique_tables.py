@@ -38,6 +38,10 @@ PRECISIONS: Mapping[str, str] = {
     "te_1x128": "FP8 1×128, Transformer Engine",
 }
 EIGHT_BITS = frozenset(x for x, label in PRECISIONS.items() if label.startswith("FP8"))
+EIGHT_BIT_LAYERS = {
+    f"transformer_engine_layers_{x.removeprefix('te_')}" for x in PRECISIONS if x.startswith("te_")
+}
+"""What trains in 8 bits without a system that says so: Transformer Engine's layers, by how they scale."""
 RECOMPUTED: Mapping[str, str] = {
     "every_layer": "every layer again",
     "every_second": "every second layer again",

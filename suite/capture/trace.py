@@ -158,10 +158,18 @@ def _nested(operators: Sequence[Mapping[str, Any]], differentiated: set[int], se
                 one.name, one.group, one.taken, one.part = above.name, above.group, above.taken, True
             elif raw["name"].startswith((BACKWARD, STEP)):
                 one.name, one.group = raw["name"].removeprefix(BACKWARD).removeprefix(STEP), True
-            elif raw["cat"] == "cpu_op":
+            elif raw["cat"] == "cpu_op" and not _asked(raw["name"], open_):
                 one.taken = _claim(seen, raw, partial(_trained, those, place, one.end, differentiated))
             open_.append(one)
             yield one
+
+
+def _asked(name: str, around: Sequence[_Event]) -> bool:
+    """Whether an operator is a way of one around it that was refused: it would be refused once more."""
+    return name in _ATEN and any(
+        x.raw["name"] != name and x.raw["name"] in _ATEN and _ATEN[x.raw["name"]][0] == _ATEN[name][0]
+        for x in around
+    )
 
 
 def _trained(those: Sequence[Mapping[str, Any]], place: int, end: float, differentiated: set[int]) -> bool:

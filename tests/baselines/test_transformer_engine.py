@@ -15,6 +15,7 @@ import pytest
 import torch
 from kernelmark.baselines import transformer_engine
 from kernelmark.baselines._transformer_engine_layers import FIRST_SCALE, Layers, seed_gradients
+from kernelmark.registry.views.technique_tables import EIGHT_BIT_LAYERS
 from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.session import Session
 from kernelmark.suite.measure.stages import Stages
@@ -186,6 +187,10 @@ def test_a_step_of_gate_and_up_in_one_parameter_is_one_step() -> None:
     found = train.measure(given, program, session, train.prepared(given, session)).samples
     assert found["gradient_error"][0] < 1e-4
     assert found["change_error"][0] < 1e-2
+
+
+def test_goals_know_which_layers_are_of_8_bits() -> None:
+    assert TRAIN.keys() - {"transformer_engine_layers"} == EIGHT_BIT_LAYERS
 
 
 @pytest.mark.parametrize(

@@ -417,7 +417,8 @@ def check(kernels, inputs, causal, window, atol=2e-5, cap=0.0):
 )
 def test_gradients_in_sections_of_heads(monkeypatch, kernels, D):
     """Of three key heads two, then one."""
-    monkeypatch.setattr(kernels, "heads_per_l2_group", lambda *_: 2)
+    name, chosen = ("order", (True, 2)) if kernels is backward else ("heads_per_l2_group", 2)
+    monkeypatch.setattr(kernels, name, lambda *_: chosen)
     q, k, v, grad = inputs = draw(1, 6, 3, 256, D)
     expected, lse, delta = wanted(*inputs, True)
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.kernels.matmul import _dispatch as dispatch
 from kernelmark.kernels.matmul import _dual_hopper as hopper
@@ -109,7 +109,6 @@ def test_a_buffer_that_is_filled_too_early_is_wrong(played, monkeypatch):
 SIZES = st.integers(1, 40000)
 
 
-@settings(deadline=None)
 @given(SIZES, SIZES, SIZES, st.sampled_from([1, 78, 132]))
 def test_chosen_by_what_its_tiles_take(M, N, K, programs):
     schedule = dispatch.dual(M, N, K, programs)

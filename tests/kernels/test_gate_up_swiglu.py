@@ -141,6 +141,19 @@ def test_a_result_is_changed_in_place():
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_changes_no_gradient(dtype, compiled):
+    """The operator has no part in it; the products of its backward pass have none either."""
+    call = torch.compile(gate_up_swiglu, backend="aot_eager") if compiled else gate_up_swiglu
+    leaves = [x.requires_grad_() for x in drawn(5, 8, 16, dtype)]
+    want = torch.autograd.grad(call(*leaves).sum(), leaves)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.autograd.grad(call(*leaves).sum(), leaves)
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_registration():
     leaves = [x.requires_grad_() for x in drawn(5, 8, 16)]
     torch.library.opcheck(torch.ops.kernelmark.gate_up_swiglu.default, (*leaves, True))

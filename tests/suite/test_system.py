@@ -97,6 +97,23 @@ def test_parts_that_stand_for_several_are_there_where_a_system_names_them(name: 
         parts("fp32", **{name: "torch"})
 
 
+@pytest.mark.parametrize("name", ["qkv_rope", "gate_up_swiglu"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"precision": "parts_rowwise"},
+        {"changes": Changes(products="e4m3_rowwise")},
+        {"changes": Changes(weights="2:4")},
+    ],
+    ids=["8 bits", "emulated", "2:4"],
+)
+def test_they_are_not_for_systems_whose_layers_multiply_otherwise(name: str, how: dict) -> None:
+    """Their products would be of the case's dtype, and the row called one of 8 bits."""
+    assembly = Assembly(System("x", parts={name: "torch"}, **how), CATALOG)
+    with pytest.raises(NotImplementedError, match=f"{name} multiplies by itself"):
+        assembly.parts(chosen(CATALOG.models, "llama-tiny"), 1, 8, "bf16", "cpu")
+
+
 @pytest.mark.parametrize(
     ("model", "there"),
     [

@@ -211,6 +211,18 @@ def test_fp8_training_against_the_best_in_more_bits(literal: Any, precision: str
     assert standing("FP8 training", literal.journal(*records)).verdict == "not measured"
 
 
+@pytest.mark.parametrize("name", ["tensorwise", "delayed", "1x128"])
+def test_transformer_engines_layers_in_8_bits_are_not_the_best_in_more(literal: Any, name: str) -> None:
+    """They are systems of their own, which no request describes."""
+    case = literal.case(operator="train")
+    times = {"transformer_engine_layers": 3.0, f"transformer_engine_layers_{name}": 2.0, "ours_fp8": 1.5}
+    records = [literal.record(x, ms, case=case, replicate=r) for r in range(2) for x, ms in times.items()]
+    request = {"systems": [{"name": "ours_fp8", "precision": "parts_rowwise"}]}
+    found = standing("FP8 training", literal.journal(*records, replicates=2, request=request)).found
+    assert found is not None
+    assert round(found.value, 2) == 2.0
+
+
 def test_the_scoreboard_says_what_is_missing(literal: Any) -> None:
     told = goals.table([run(literal)])
     assert told.endswith("\nRun 20261121-000000-aaaa: not yet repeated.\n")

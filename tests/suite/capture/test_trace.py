@@ -235,3 +235,22 @@ def test_what_compiled_attention_is_called_with(name: str, tmp_path: Path) -> No
     (call,) = traced(path).calls()
     assert (call.call.operator, dict(call.call.axes)) == ("attention", {"B": 1, "H": 4, "Hkv": 2, "S": 7, "D": 8})
     assert dict(call.call.options)["mask"] == "causal"
+
+
+@pytest.mark.parametrize(
+    ("given", "remark"),
+    [
+        ({"attn_mask": torch.zeros(8, 8)}, "attention with a mask of elements"),
+        ({"is_causal": True}, "attention, causal from the first key on, of 8 queries on 12 keys"),
+    ],
+)
+def test_what_attention_is_refused_for_is_said_once(given: dict, remark: str, tmp_path: Path) -> None:
+    """Eager attention calls one of its ways, which has the same arguments."""
+    path = tmp_path / "mine.json"
+    q, k = torch.randn(1, 2, 8, 16), torch.randn(1, 2, 8 if "attn_mask" in given else 12, 16)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        functional.scaled_dot_product_attention(q, k, k, **given)
+    profiler.export_chrome_trace(str(path))
+    seen = traced(path)
+    assert not seen.calls()
+    assert seen.remarks == {remark: 1}
