@@ -152,8 +152,8 @@ def add_dq(sums, dq, staging, at, c: gl.constexpr):  # type: ignore[no-untyped-d
 
 @gluon.jit
 def offer_zeros(pipes, step, c: gl.constexpr, HALF: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """A consumer's dS before a block's first step, in a step of its own: zeros, added to the rows that the first
-    will add to, so that none differs. The next step.
+    """A consumer's dS before a block's first step, in a step of its own: zeros, added to rows that the block
+    adds to itself, so that none differs. The next step.
     """
     exchange = pipes.exchange
     layout: gl.constexpr = product_layout(c.queries)

@@ -26,9 +26,9 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from .._addresses import addresses, aligned, functions, known_addresses, same
 from .._common import FLOATING, INTERPRETED, cdiv, check, operator, power_of_2
 from .._launch import Launch, _guards, _stream, likeness
+from ._addresses import addresses, aligned, functions, known_addresses, same
 
 BLOCK = 64 if INTERPRETED else 1024
 """Elements of one round of a program: 8 a thread, one 16-byte access of each 16-bit tensor."""

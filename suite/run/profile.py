@@ -203,14 +203,16 @@ def speed_of_light(text: str) -> tuple[Light, ...]:
 
 
 def over_launches(lights: Iterable[Light]) -> dict[str, Light]:
-    """By kernel: the mean of its launches, each by its time."""
+    """By kernel: its launches' mean time, and the mean of all else, each launch by its time."""
     launches: dict[str, list[Light]] = {}
     for x in lights:
         launches.setdefault(x.kernel, []).append(x)
 
     def mean(of: Sequence[Light], name: str) -> float | None:
-        said = [(getattr(x, name), x.us or 1.0) for x in of if getattr(x, name) is not None]
-        return sum(value * us for value, us in said) / sum(us for _, us in said) if said else None
+        said = [
+            (getattr(x, name), 1.0 if name == "us" else x.us or 1.0) for x in of if getattr(x, name) is not None
+        ]
+        return sum(value * weight for value, weight in said) / sum(y for _, y in said) if said else None
 
     names = [x for x in Light.__struct_fields__ if x != "kernel"]
     return {kernel: Light(kernel, **{x: mean(of, x) for x in names}) for kernel, of in launches.items()}

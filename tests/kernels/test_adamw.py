@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.kernels import _addresses
+from kernelmark.kernels.optimizer import _addresses
 from kernelmark.kernels.optimizer import adamw as module
 from kernelmark.kernels.optimizer.adamw import adamw, adamw_clipped
 from kernelmark.suite.measure.verify import deviation

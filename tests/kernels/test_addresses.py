@@ -8,7 +8,8 @@ import weakref
 
 import pytest
 import torch
-from kernelmark.kernels import _addresses, _launch
+from kernelmark.kernels import _launch
+from kernelmark.kernels.optimizer import _addresses
 from triton.runtime import build
 
 CPU = torch.device("cpu")

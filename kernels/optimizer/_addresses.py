@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import _launch
+from .. import _launch
 
 SOURCE = r"""
 #define PY_SSIZE_T_CLEAN
