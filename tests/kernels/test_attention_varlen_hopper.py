@@ -186,7 +186,7 @@ def test_windows(lengths, keys, D, window, mask, spoilt):
 
 @pytest.mark.usefixtures("_played")
 @MASKS
-@SPOILT
+@pytest.mark.parametrize("spoilt", [pytest.param(False, marks=pytest.mark.minutes), True])
 @pytest.mark.parametrize(
     ("lengths", "keys", "heads", "D", "window"),
     [
@@ -285,7 +285,13 @@ def check_gradients(lengths, keys, heads, D, mask, spoilt=False, window=0, sinks
 @pytest.mark.usefixtures("_played")
 @MASKS
 @pytest.mark.parametrize(
-    ("window", "spoilt"), [(1, False), (64, True), (100, False), (128, True), (129, False), (300, True)]
+    ("window", "spoilt"),
+    [
+        (1, False),
+        (100, False),
+        (128, True),
+        *(pytest.param(*x, marks=pytest.mark.minutes) for x in ((64, True), (129, False), (300, True))),
+    ],
 )
 @pytest.mark.parametrize(
     ("lengths", "keys", "D"),
@@ -302,7 +308,7 @@ def test_gradients_under_windows(lengths, keys, D, window, mask, spoilt):
 
 @pytest.mark.usefixtures("_played")
 @MASKS
-@SPOILT
+@pytest.mark.parametrize("spoilt", [pytest.param(False, marks=pytest.mark.minutes), True])
 @pytest.mark.parametrize(
     ("lengths", "keys", "heads", "D", "window"),
     [

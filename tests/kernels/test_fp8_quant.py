@@ -266,9 +266,9 @@ def preparations(monkeypatch):
     """What is prepared for from here on."""
     seen, first = [], prepared._first
 
-    def noted(self, alike, arguments):
+    def noted(self, alike, *arguments):
         seen.append(alike)
-        return first(self, alike, arguments)
+        return first(self, alike, *arguments)
 
     forget()
     monkeypatch.setattr(prepared, "_first", noted)
