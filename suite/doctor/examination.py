@@ -331,25 +331,26 @@ def _dishonest(journal: Journal, by_name: Mapping[str, Row]) -> Iterator[Check]:
 def _no_gain(what: str, journal: Journal, name: str) -> Check:
     """A memory that the harness makes useless: its time is that of the work.
 
-    Of both the quickest sample counts, as what else runs on the machine only ever adds to a time.
+    Of the work the quickest sample counts, as what else runs on the machine only ever adds to a time. Of the
+    memory its median does, which is what a row says: a call that it knows by chance gains nothing.
     """
-    quickest, honest = (_quickest(journal, x) for x in (name, "honest"))
-    if quickest is None or honest is None:
+    honest, found = (_cold(journal, x) for x in ("honest", name))
+    if not honest or not found:
         return Check(what, "missed", "not measured beside honest")
-    ratio = quickest / honest
+    quickest = min(honest)
+    ratio = median(found) / quickest
     seen = f"{ratio:.2f} times as long as the work"
     if ratio > GAIN:
         return Check(what, "caught", seen)
-    odd = max(_times(journal, "honest").values()) / honest
+    odd = max(_times(journal, "honest").values()) / quickest
     if odd > 1 / GAIN:
         return Check(what, "unsure", f"{seen}, and the work now and then {odd:.1f} times as long as itself")
     return Check(what, "missed", seen)
 
 
-def _quickest(journal: Journal, name: str) -> float | None:
-    """The quickest sample of an implementation in cold rows."""
-    found = [x.primary for x in journal.records if x.implementation == name and x.cache == "cold"]
-    return min((min(x) for x in found if x), default=None)
+def _cold(journal: Journal, name: str) -> list[float]:
+    """The samples of an implementation in cold rows."""
+    return [y for x in journal.records if x.implementation == name and x.cache == "cold" for y in x.primary or ()]
 
 
 def _warm(journal: Journal) -> Check:
