@@ -466,7 +466,7 @@ def prepare_forward(
     sizes, eps = (N, D), float(eps)
     flags = {"RESIDUAL": kept, "CENTRED": centred, "SAVE": save}
     if plan.kind in ("spread", "cluster"):
-        launch = (_spread if plan.kind == "spread" else _clustered)(sizes, strides, eps, plan, reach, flags)
+        launch = _spread(sizes, strides, eps, plan, reach, flags)
     elif plan.kind == "whole":
         launch = Launch(
             _normalize,
@@ -537,37 +537,6 @@ def prepare_forward(
     return run
 
 
-def _clustered(
-    sizes: tuple[int, int],
-    strides: tuple[int, int],
-    eps: float,
-    plan: Plan,
-    reach: Access,
-    flags: dict[str, bool],
-) -> Callable[[torch.device, Inputs, Norm], None]:
-    """The forward pass of rows that clusters hold."""
-    N, D = sizes
-    make = ClusterLaunch(
-        _normalize_spread,
-        plan.parts,
-        (N * plan.parts,),
-        (N, D, plan.parts),
-        strides,
-        eps,
-        BLOCK=plan.block,
-        PIECES=power_of_2(plan.parts),
-        **reach.evenly(D, plan.block * plan.parts),
-        **flags,
-        SUM=True,
-        NORM=True,
-        CLUSTER=True,
-        AHEAD=plan.flag,
-        num_warps=plan.warps,
-        **few_registers(plan.block, plan.warps, reach.SHIFTED),
-    )
-    return lambda device, inputs, outputs: make(device, inputs, outputs, inputs[:2])
-
-
 def _spread(
     sizes: tuple[int, int],
     strides: tuple[int, int],
@@ -576,26 +545,33 @@ def _spread(
     reach: Access,
     flags: dict[str, bool],
 ) -> Callable[[torch.device, Inputs, Norm], None]:
-    """The forward pass of few long rows: in one launch where its programs can wait for each other, else in two."""
+    """The forward pass of rows in pieces: in one launch where clusters hold them or its programs can wait for each
+    other, else in two.
+    """
     N, D = sizes
-
-    def spread_launch(strides: tuple[int, int], sums: bool, norm: bool, **changed: bool) -> Launch:
-        return Launch(
+    grid, of_pieces = (N * plan.parts,), (N, D, plan.parts)
+    shared = {**flags, "BLOCK": plan.block, "PIECES": power_of_2(plan.parts), "AHEAD": plan.flag}
+    shared["num_warps"] = plan.warps
+    if plan.kind == "cluster":
+        shared |= reach.evenly(D, plan.block * plan.parts) | few_registers(plan.block, plan.warps, reach.SHIFTED)
+        held = ClusterLaunch(
             _normalize_spread,
-            (N * plan.parts,),
-            (N, D, plan.parts),
+            plan.parts,
+            grid,
+            of_pieces,
             strides,
             eps,
-            BLOCK=plan.block,
-            PIECES=power_of_2(plan.parts),
-            **reach.constants(),
-            **{**flags, **changed},
-            SUM=sums,
-            NORM=norm,
-            CLUSTER=False,
-            AHEAD=plan.flag,
-            num_warps=plan.warps,
+            **shared,
+            SUM=True,
+            NORM=True,
+            CLUSTER=True,
         )
+        return lambda device, inputs, outputs: held(device, inputs, outputs, inputs[:2])
+    shared |= {**reach.constants(), "CLUSTER": False}
+
+    def spread_launch(strides: tuple[int, int], sums: bool, norm: bool, **changed: bool) -> Launch:
+        constants = {**shared, **changed}
+        return Launch(_normalize_spread, grid, of_pieces, strides, eps, **constants, SUM=sums, NORM=norm)
 
     both = spread_launch(strides, True, True)
     first = spread_launch(strides, True, False)

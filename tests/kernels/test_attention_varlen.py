@@ -378,12 +378,18 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
     assert not hopper.fits(x, x, x, 1024)
 
 
-def test_blocks_are_listed_in_the_tiles_of_hopper(monkeypatch):
+@pytest.fixture
+def modules(monkeypatch):
+    """The kernels for Hopper, as if that were what runs."""
     monkeypatch.setattr(module, "capability", lambda device: (9, 0))
     module._hopper.cache_clear()
-    modules = module._hopper(torch.device("cpu"))
+    found = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()
-    monkeypatch.setattr(module, "_hopper", lambda device: modules)
+    monkeypatch.setattr(module, "_hopper", lambda device: found)
+    return found
+
+
+def test_blocks_are_listed_in_the_tiles_of_hopper(monkeypatch, modules):
     taken = []
     monkeypatch.setattr(modules.forward, "forward", lambda *given: taken.append(given[6:]))
     cu = starts([600, 100])
@@ -403,13 +409,8 @@ def test_blocks_are_listed_in_the_tiles_of_hopper(monkeypatch):
         assert passed.is_contiguous()
 
 
-def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch):
+def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch, modules):
     """Which kernels are taken; `test_attention_varlen_hopper.py` plays them."""
-    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
-    module._hopper.cache_clear()
-    modules = module._hopper(torch.device("cpu"))
-    module._hopper.cache_clear()
-    monkeypatch.setattr(module, "_hopper", lambda device: modules)
     deterministic = modules.deterministic
     assert modules.backward is unordered
     taken = []
@@ -441,13 +442,8 @@ def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monk
     assert kernels() is deterministic
 
 
-def test_which_gradients_hopper_takes(monkeypatch):
+def test_which_gradients_hopper_takes(monkeypatch, modules):
     """Windows, caps, heads of other columns and sinks; the deterministic kernels sinks alone."""
-    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
-    module._hopper.cache_clear()
-    modules = module._hopper(torch.device("cpu"))
-    module._hopper.cache_clear()
-    monkeypatch.setattr(module, "_hopper", lambda device: modules)
     taken = []
     for each in (modules.deterministic, unordered):
         monkeypatch.setattr(each, "backward", lambda *given, each=each: taken.append((each, *given[12:])))

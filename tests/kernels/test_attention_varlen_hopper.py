@@ -186,7 +186,7 @@ def test_windows(lengths, keys, D, window, mask, spoilt):
 
 @pytest.mark.usefixtures("_played")
 @MASKS
-@pytest.mark.parametrize("spoilt", [pytest.param(False, marks=pytest.mark.minutes), True])
+@SPOILT
 @pytest.mark.parametrize(
     ("lengths", "keys", "heads", "D", "window"),
     [
