@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -35,6 +35,7 @@ from . import _coarse_products as coarse_products
 from . import _coarse_states as coarse
 from . import _exchanges as exchanges
 from . import _expected as answer
+from . import _followed as followed
 from . import _muon as muon
 from . import _pieces as pieces
 from . import _yardstick as yardstick
@@ -461,7 +462,11 @@ class Program:
 
     def load(self) -> None:
         """The weights at the start, and an optimizer that has done nothing."""
-        self.trainer.load(answer.initial(self.recipe, self.session.seed, self.session.device.torch_device))
+        self.trainer.load(self._initial())
+
+    def _initial(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights at the start."""
+        return answer.initial(self.recipe, self.session.seed, self.session.device.torch_device)
 
     def verify(self) -> None:
         """The first steps, and what they made of the weights."""
@@ -512,15 +517,14 @@ class Program:
         steps = getattr(self.trainer, "followed", 0)
         if not steps or self.group.size == 1:
             return
-        self.load()
-        found = [fmean(self.group.every(float(self.trainer.step(*self._draw(i))))) for i in range(steps)]
+        trainer: PartsTrainer = self.trainer  # type: ignore[assignment]  # what is followed is of parts
+        own = followed.losses(trainer, self._initial(), self._draw, steps)
+        found = list(map(fmean, zip(*self.group.every(own), strict=True)))
         worst, where = 0.0, 0
         with self.group.together():
             if self.group.rank == 0:
-                assembly = self.trainer.assembly  # type: ignore[attr-defined]  # what is followed is of parts
-                alone = PartsTrainer(self.batches.recipe, assembly)
-                alone.load(answer.initial(self.recipe, self.session.seed, self.session.device.torch_device))
-                wanted = [float(alone.step(*self.batches.draw(i))) for i in range(steps)]
+                alone = PartsTrainer(self.batches.recipe, trainer.assembly)
+                wanted = followed.losses(alone, self._initial(), self.batches.draw, steps)
                 off = [abs(x - y) / abs(y) for x, y in zip(found, wanted, strict=True)]
                 worst, where = max((x, i) for i, x in enumerate(off))
                 if not worst <= self.bound.loss:
@@ -753,6 +757,8 @@ class Train(Workload):
         if not is_averaged(case):
             how += (prepare_routed, yardstick.gradient, yardstick.check_step) if is_routed(r) else ()
             how += (prepare_coarse,) if is_coarse(r) else ()
+        if case.axes.get("follow"):
+            how += (followed.losses,)
         return (*how, case.dtype, *own)
 
 
