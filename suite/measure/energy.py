@@ -153,10 +153,12 @@ def measured(
                 continue
         else:
             pause(PAUSE_S)
-        millijoules = nvml.get("TotalEnergyConsumption")
-        now = looked_s = clock()
-        if millijoules is not None:
-            counter.read(now, int(millijoules))
+        if counter.due(now := clock()):
+            millijoules = nvml.get("TotalEnergyConsumption")
+            now = clock()
+            if millijoules is not None:
+                counter.read(now, int(millijoules))
+        looked_s = now
         if now - read_s >= READINGS_S:
             read_s = now
             if (power := nvml.power_w()) is not None:

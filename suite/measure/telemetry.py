@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -38,6 +39,10 @@ LOOK_S = 0.005
 """Between two looks at the energy counter beside other work."""
 BESIDE_S = 0.1
 """Between two readings beside work that others do."""
+STEPS_KNOWN = 4
+"""After so many steps of the energy counter it is known about when the next one comes."""
+EARLY = 0.6
+"""Share of a step that is let pass without a look: boards renew the counter up to a third sooner or later."""
 READINGS_S = 0.02
 """Power, temperature and utilization are read at most this often: the board does not renew them faster."""
 
@@ -208,6 +213,17 @@ class Counter:
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self._last: tuple[float, int] | None = None
+
+    def due(self, now_s: float) -> bool:
+        """Whether it may move from now on: the last steps are known, and most of the shortest of them has passed.
+
+        Looks before that would say nothing, and those of several processes wait for each other in the driver.
+        """
+        last = self.steps[-STEPS_KNOWN:]
+        if len(last) < STEPS_KNOWN:
+            return True
+        shortest = min(b.seen_s - a.seen_s for a, b in pairwise(last))
+        return now_s - last[-1].seen_s >= EARLY * shortest
 
     def read(self, now_s: float, millijoules: int) -> None:
         """Takes in a reading."""

@@ -1,8 +1,8 @@
 """The losses of the first steps, which several GPUs and one process must have alike.
 
 With the recipe's own rate from the first step on, losses of a bf16 model of 1.2 B parameters rise from 12 to 35
-within a dozen steps, and how they fall again depends on the last bit of each sum: two right systems differ by half.
-So the rate rises from nothing to one that models of that size are trained with.
+within a dozen steps, and how they fall again depends on the last bit of each sum: two right systems are half of
+that apart. So the rate rises from nothing to one that models of that size are trained with.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ._trainer import PartsTrainer
 
 RATE = 2e-4
-"""Of the last step. Models of 1 B to 10 B parameters are trained with 1e-4 to 3e-4 (Brown et al., arXiv 2005.14165,
-table 2.1: 2e-4 for 1.3 B; Touvron et al., arXiv 2302.13971, table 2: 3e-4 for 7 B)."""
+"""Of the last step. Models of 1 B to 10 B parameters are trained with 1e-4 to 3e-4 (Brown et al., arXiv
+2005.14165, table 2.1: 2e-4 for 1.3 B; Touvron et al., arXiv 2302.13971, table 2: 3e-4 for 7 B)."""
 
 
 def rate(step: int, steps: int) -> float:

@@ -36,6 +36,7 @@ class Board:
     shown: int = 0
     answers: bool = True
     calls: int = 0
+    looks: int = 0
     _next: float = 1000.03
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -59,6 +60,7 @@ class Board:
     def nvmlDeviceGetTotalEnergyConsumption(self, handle) -> int:
         if not self.answers:
             raise RuntimeError("not supported")
+        self.looks += 1
         self.pass_(self.look_s)
         return self.shown
 
@@ -184,6 +186,34 @@ def test_windows_follow_each_other_and_leave_out_the_way_up():
     found = energy.windows(counter.steps, 0.0)
     assert found[0][0].seen_s >= energy.SETTLE_S
     assert all(a[1] == b[0] for a, b in pairwise(found))
+
+
+def test_a_counter_is_not_looked_at_where_it_cannot_have_moved(monkeypatch):
+    """Looks of several processes wait for each other."""
+    some, every = Board(500), Board(500)
+    found = some.measured()
+    with monkeypatch.context() as patch:
+        patch.setattr(Counter, "due", lambda self, now_s: True)
+        assert every.measured().watts == pytest.approx(found.watts, rel=1e-3)
+    assert some.looks < 0.65 * every.looks
+
+
+@pytest.mark.parametrize(
+    ("steps", "now", "due"),
+    [
+        ([], 0.0, True),
+        ([1.0, 1.1, 1.2], 1.21, True),  # two say little
+        ([0.9, 1.0, 1.1, 1.2], 1.25, False),
+        ([0.9, 1.0, 1.1, 1.2], 1.27, True),
+        ([0.9, 1.1, 1.2, 1.4], 1.45, False),  # some were missed: the shortest counts
+        ([0.9, 1.1, 1.2, 1.4], 1.47, True),
+        ([0.79, 0.8, 0.9, 1.0, 1.1], 1.15, False),  # of long ago
+    ],
+)
+def test_a_step_is_awaited_when_most_of_the_shortest_has_passed(steps, now, due):
+    counter = Counter()
+    counter.steps += [Step(x, 0.001, int(x * 1e6)) for x in steps]
+    assert counter.due(now) is due
 
 
 def test_steps_are_told_from_readings():
