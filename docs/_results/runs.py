@@ -89,8 +89,12 @@ WORTHS = ("20261130-021233-c7e4", "20261130-023349-3c99")
 """Parts of a Llama's step and of GPT-2's, the latter with exchanges of a part for itself."""
 TRUTHS = ("truth/worth-1", "truth/worth-2")
 """An exchange for PyTorch's own norm with a delay before it, on two hosts."""
-COLLECTIVES = ("20261129-232536-0d96", "20261129-200344-b173")
-"""As they are now, and before."""
+COLLECTIVES = ("20261130-220055-0517", "20261129-232536-0d96", "20261129-200344-b173")
+"""Over two GPUs as they are now, beside NCCL over windows; over four, as far as it came; and before."""
+COARSE_SUMS = "20261130-222316-bdf5"
+"""Sums in 8 bits over four GPUs, by the bound of both roundings."""
+CONTEXT_TWO = "20261130-215639-f390"
+"""Over two GPUs with other masks and key heads, and what scores that are materialized take; as far as it came."""
 CONTEXT_PARALLEL = (
     "20261129-233307-faaa",
     "20261129-200512-b75a",
@@ -105,12 +109,24 @@ DATA_PARALLEL_ALONE = "20261129-193510-43e3"
 """8 B parameters on one GPU of another host."""
 SHARED_STEPS = "20261129-233434-844b"
 """A step that GPUs share, and gradients in 8 bits; as far as it came."""
+SHARED_STEPS_TWO = "20261130-220141-3a41"
+"""The same over two, compressed gradients, and two GPUs' tokens on one; as far as it came."""
 ACCUMULATED = "20261129-193611-0eca"
 """Micro-batches and Muon in graphs."""
 PRECISION_8B_GRAPHS = "20261129-193511-a701"
 """8 B parameters in 8 bits by graphs."""
-SIDE_BY_SIDE = (("parallel-4-alone", "20261129-231930-9a42"), ("parallel-alone", "20261123-083626-f895"))
-"""One plan cut over four GPUs, and one over two: one after the other, and all at once."""
+SIDE_BY_SIDE = (
+    ("standard-4-alone", "20261130-222212-b612"),
+    ("standard-4-alone", "20261130-221816-7330"),
+    ("parallel-4-alone", "20261129-231930-9a42"),
+    ("parallel-alone", "20261123-083626-f895"),
+)
+"""Plans cut over four GPUs, and one over two: one after the other, and all at once."""
+NEIGHBOURS = (
+    ("20261130-221556-5960", "20261130-221707-b2d9"),
+    ("20261130-221631-c074", "20261130-221743-ecfa"),
+)
+"""A plan on one of four GPUs, twice with the others idle and in between twice beside others that multiply."""
 DECODE = (
     "20261123-082300-eb76",
     "20261123-082557-5c53",

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
+
 from kernelmark.registry import figures
 from kernelmark.registry.analysis.scaling import efficiencies, predictions
 from kernelmark.registry.store.record import PROVIDER
 
 from .runs import (
+    COARSE_SUMS,
     COLLECTIVES,
     CONTEXT_LONG,
     CONTEXT_PARALLEL,
+    CONTEXT_TWO,
     DATA_PARALLEL,
     DATA_PARALLEL_ALONE,
+    NEIGHBOURS,
     SHARED_STEPS,
+    SHARED_STEPS_TWO,
     SIDE_BY_SIDE,
     defined,
     journal,
@@ -21,6 +28,8 @@ from .runs import (
 )
 from .tables import markdown, ratio_of, value_of
 
+SMALL = 64 << 10
+"""Bytes up to which a sum is small: a goal of its own."""
 INT8_GOAL = 1.3
 """How many times NCCL's speed in bf16 was asked for of a sum in int8."""
 
@@ -30,19 +39,47 @@ def collectives() -> list[str]:
     parts = ["## Collectives over two and four GPUs"]
     for run in COLLECTIVES:
         parts += [origin(journal(run)), _collectives_of(run)]
-    (wrong,) = [x for x in rows_of(COLLECTIVES[0]) if x.operator == "all_reduce_quantized" and x.value() is None]
+    (wrong,) = [x for x in rows_of(COLLECTIVES[1]) if x.operator == "all_reduce_quantized" and x.value() is None]
+    (right,) = [x for x in rows_of(COARSE_SUMS) if x.case == wrong.case]
     return [
         *parts,
+        _over_windows(),
         _in_eight_bits(),
         "GB/s is `busbw`, of copies the rate of the link. Beside `all_reduce_quantized` stands `all_reduce` in "
-        "bf16 of the same size, where the run has it. vLLM's all-reduce and FlashInfer's were not installed. Out "
-        "of place NCCL's and torch's two-shot copy the array first, which is in their time. The first run was "
-        "ended by a limit of time. Between the two `all_gather` from 32 MiB on has "
-        "changed, and again over two GPUs after the first, back to what the second has. "
-        f"`{wrong.case}` is {wrong.status}: {wrong.reason}. A rank's own part of the sum is rounded to E4M3 too, "
-        "by a share of the sum, and the bound was of a rank's own values then: over four GPUs sums are twice as "
-        "large.",
+        "bf16 of the same size, where the run has it. vLLM's all-reduce and FlashInfer's were not installed, nor "
+        "DeepEP. Out of place NCCL's and torch's two-shot copy the array first, which is in their time. Over "
+        "windows NCCL's sum stays in the window out of place; in place the mean is copied there and back, which "
+        "is in its time. The second run was ended by a limit of time. Between the last two `all_gather` from 32 "
+        "MiB on has changed, and again over two GPUs after the second, back to what the last has. "
+        f"`{wrong.case}` is {wrong.status} there: {wrong.reason}. A rank's own part of the sum is rounded to "
+        "E4M3 too, by a share of the sum, and the bound was of a rank's own values then: over four GPUs sums are "
+        f"twice as large. By the bound of both it is right, in {figures.number(value_of(right))} ms "
+        f"(`{COARSE_SUMS}`).",
     ]
+
+
+def _over_windows() -> str:
+    """All-reduces of ours against NCCL's over registered windows, and rows sent to experts against all-to-all."""
+    rows = [x for x in rows_of(COLLECTIVES[0]) if x.value() is not None]
+    times = {(x.operator, x.case, x.implementation): value_of(x) for x in rows}
+    small, large, sent = [], [], []
+    for x in rows:
+        if x.provider != PROVIDER:
+            continue
+        if (theirs := times.get((x.operator, x.case, "nccl_windows"))) is not None:
+            (small if 2 * x.axes["N"] <= SMALL else large).append(theirs / value_of(x))
+        if x.operator == "expert_exchange":
+            sent.append(times[x.operator, x.case, "torch_distributed"] / value_of(x))
+    return (
+        "NCCL's all-reduce over registered windows (`nccl_windows`), which it has kernels for that read peers' "
+        f"memory, takes {_span(small)} as long as ours over two GPUs up to {figures.size(SMALL)}, and "
+        f"{_span(large)} above. Rows sent to experts and back by all-to-all with splits, whose counts go through "
+        f"the host, take {_span(sent)} as long as `expert_exchange` of ours."
+    )
+
+
+def _span(ratios: Sequence[float]) -> str:
+    return f"{ratio_of(min(ratios))} to {ratio_of(max(ratios))}"
 
 
 def _in_eight_bits() -> str:
@@ -126,7 +163,27 @@ def context() -> list[str]:
         f"its speed. {longest.axes['S']:,} tokens took {figures.number(value_of(longest) / 1e3)} s and "
         f"{figures.size(_known(longest.value('rank_memory')))} a GPU, inputs and the memory that peers read in "
         "it. Gradients of either were not run.",
+        f"Other masks and key heads over two GPUs, and memory. {origin(journal(CONTEXT_TWO))} As far as 170 s "
+        "came: gradients, and full masks by ours without a ring, were not reached, and torch's was asked in a way "
+        "that it refuses under a full mask, which is mended since.",
+        _every_row(CONTEXT_TWO),
     ]
+
+
+def _every_row(run: str) -> str:
+    """Times and memory of all rows, those without a time by their status."""
+    lines = [
+        [
+            f"`{x.operator}`",
+            x.case,
+            f"`{x.implementation}`",
+            figures.number(value_of(x)) if x.value() is not None else x.status,
+            figures.size(_known(x.value("memory"))) if x.value("memory") is not None else "–",
+            figures.number(x.value("exposed_communication"), 3),
+        ]
+        for x in sorted(rows_of(run), key=lambda x: (x.operator, x.case, x.implementation))
+    ]
+    return markdown(["operator", "case", "implementation", "ms", "memory of the call", "exposed, ms"], lines)
 
 
 def _context_of(run: str) -> str:
@@ -208,17 +265,6 @@ def data_parallel() -> list[str]:
         for x in predictions(journal(DATA_PARALLEL), (4,))
         if x.off is not None
     ]
-    shared = [
-        [
-            x.case,
-            f"`{x.implementation}`",
-            figures.number(value_of(x)),
-            figures.number(x.value("exposed_communication"), 3),
-            figures.number(x.value("compression_ratio"), 3),
-            figures.size(_known(x.value("peak_allocated"))),
-        ]
-        for x in rows_of(SHARED_STEPS)
-    ]
     return [
         "## Training over two and four GPUs",
         f"{origin(journal(DATA_PARALLEL))} Weak scaling, against the best correct system of one GPU; of 8 B that "
@@ -230,8 +276,30 @@ def data_parallel() -> list[str]:
         markdown(["from", "predicted for four, ms", "measured, ms", "off"], predicted),
         f"A step that four GPUs share (its tokens are all of theirs), and DDP with gradients in 8 bits: "
         f"{origin(journal(SHARED_STEPS))} As far as the machine was there.",
-        markdown(["case", "implementation", "ms", "exposed ms", "times smaller", "peak memory"], shared),
+        _shared(SHARED_STEPS),
+        "The same over two, compressed gradients of bf16 and of fp32 weights, and two GPUs' tokens on one: "
+        f"{origin(journal(SHARED_STEPS_TWO))} As far as it came. Losses of fifty steps were followed at the "
+        "recipe's own rate then, under which they run away, and right systems with them; since then the rate "
+        "rises from nothing (`suite/workloads/_followed.py`), which no GPU has run.",
+        _shared(SHARED_STEPS_TWO),
     ]
+
+
+def _shared(run: str) -> str:
+    """Steps that GPUs share, or that send gradients in fewer bytes."""
+    lines = [
+        [
+            x.case,
+            f"`{x.implementation}`",
+            figures.number(value_of(x)) if x.value() is not None else f"{x.status}: {x.reason}",
+            figures.number(x.value("exposed_communication"), 3),
+            figures.number(x.value("compression_ratio"), 3),
+            figures.size(_known(x.value("peak_allocated"))) if x.value("peak_allocated") is not None else "–",
+        ]
+        for x in rows_of(run)
+        if x.operator == "train"
+    ]
+    return markdown(["case", "implementation", "ms", "exposed ms", "times smaller", "peak memory"], lines)
 
 
 def _known(value: float | None) -> float:
@@ -242,15 +310,40 @@ def _known(value: float | None) -> float:
 def side_by_side_gpus() -> list[str]:
     """What neighbours cost: rows of one plan, alone and beside other GPUs'."""
     parts = ["## GPUs side by side"]
+    parts += _beside_neighbours()
     for runs in SIDE_BY_SIDE:
         parts += _side_by_side_of(*runs)
     return parts
 
 
+def _beside_neighbours() -> list[str]:
+    """Rows of one GPU, its neighbours idle or busy all the time."""
+    alone, beside = (
+        [{(x.operator, x.case): value_of(x) for x in rows_of(y)} for y in runs] for runs in NEIGHBOURS
+    )
+    lines, most = [], 0.0
+    for x in sorted(alone[0]):
+        before, then = median(y[x] for y in alone), median(y[x] for y in beside)
+        most = max(most, abs(then / before - 1))
+        told = [figures.number(y[x]) for y in (*alone, *beside)]
+        lines.append([f"`{x[0]}`", x[1], *told, figures.change(then / before)])
+    return [
+        f"Power: one GPU of four measured with the others idle (`{NEIGHBOURS[0][0]}`, `{NEIGHBOURS[0][1]}`) and "
+        f"beside three that multiplied bf16 matrices without a pause (`{NEIGHBOURS[1][0]}`, "
+        f"`{NEIGHBOURS[1][1]}`; what they drew stands in `tuning/neighbours-h200.txt`), in turns. "
+        f"{origin(journal(NEIGHBOURS[0][0]))} The most that a row of ours changed by is "
+        f"{figures.percent(most, 2)}.",
+        markdown(
+            ["operator", "case", "alone, ms", "again", "beside three, ms", "again", "change of the middle"], lines
+        ),
+    ]
+
+
 def _side_by_side_of(one_by_one: str, at_once: str) -> list[str]:
     """Of one plan: its shards one after the other, and all at once."""
     alone, both = (
-        {(x.operator, x.case, x.implementation): x for x in rows_of(run)} for run in (one_by_one, at_once)
+        {(x.operator, x.case, x.implementation): x for x in rows_of(run) if x.value() is not None}
+        for run in (one_by_one, at_once)
     )
     ratios = {x: value_of(both[x]) / value_of(alone[x]) for x in alone if x in both}
     lines = [
@@ -264,9 +357,12 @@ def _side_by_side_of(one_by_one: str, at_once: str) -> list[str]:
         ]
         for x, r in sorted(ratios.items())
     ]
-    most = max(ratios.values(), key=lambda x: abs(x - 1))
+    apart = sorted((abs(r - 1), x) for x, r in ratios.items())
+    half, nine = (figures.percent(apart[int(share * (len(apart) - 1))][0], 1) for share in (0.5, 0.9))
+    most, (operator, _, implementation) = apart[-1]
     count = len(journal(at_once).footers)
     walls = [[x.wall_s for x in journal(run).footers] for run in (one_by_one, at_once)]
+    sampled = [sum(x.spent_s["sample"] for x in journal(run).footers) for run in (one_by_one, at_once)]
     measuring = sum(x.spent_s[y] for x in journal(at_once).footers for y in ("sample", "ceilings")) / sum(walls[1])
     return [
         f"A plan was cut in {count}, each part on a GPU of its own; {defined(journal(at_once))}. One after the "
@@ -274,9 +370,9 @@ def _side_by_side_of(one_by_one: str, at_once: str) -> list[str]:
         f"{figures.number(sum(walls[0]), 3)} s, and at once (`{at_once}`) in "
         f"{figures.number(max(walls[1]), 3)} s, which is {figures.percent(max(walls[1]) / sum(walls[0]))}; the "
         "longest part alone took "
-        f"{figures.number(max(walls[0]), 3)} s. Of {len(lines)} rows none changed by more than "
-        f"{figures.percent(abs(most - 1), 1)}. At once, samples and ceilings were {figures.percent(measuring)} of "
-        "the time, so neighbours were seldom at work together: a power limit that these GPUs share might not "
-        "show. One replicate each.",
+        f"{figures.number(max(walls[0]), 3)} s. Of {len(lines)} rows half changed by at most {half}, nine in ten "
+        f"by at most {nine}, and `{operator}` by `{implementation}` by {figures.percent(most, 1)}, the most. "
+        f"Samples took {figures.number(sampled[0], 3)} s one after the other and {figures.number(sampled[1], 3)} "
+        f"at once, where they and ceilings were {figures.percent(measuring)} of the time. One replicate each.",
         markdown(["operator", "case", "implementation", "alone, ms", "at once, ms", "change"], lines),
     ]
