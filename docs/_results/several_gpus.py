@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from kernelmark.registry import figures
-from kernelmark.registry.analysis.scaling import efficiencies, predictions
+from kernelmark.registry.analysis.scaling import Scaled, efficiencies, predictions, strong_besides
 from kernelmark.registry.store.record import PROVIDER
 
 from .runs import (
@@ -282,7 +282,21 @@ def data_parallel() -> list[str]:
         "recipe's own rate then, under which they run away, and right systems with them; since then the rate "
         "rises from nothing (`suite/workloads/_followed.py`), which no GPU has run.",
         _shared(SHARED_STEPS_TWO),
+        "What these are worth against one GPU: *weak* with the tokens of one on each, *strong* with the same "
+        "tokens.",
+        _scaled(SHARED_STEPS_TWO),
     ]
+
+
+def _scaled(run: str) -> str:
+    """Weak and strong scaling of a run's steps."""
+    found: list[Scaled] = [*efficiencies(rows_of(run)), *strong_besides(rows_of(run))]
+    lines = [
+        [x.row.case, x.kind, figures.number(x.alone), figures.number(x.value), figures.percent(x.efficiency, 1)]
+        for x in sorted(found, key=lambda x: (x.row.case, x.kind))
+        if x.row.operator == "train"
+    ]
+    return markdown(["case", "scaling", "one GPU, ms", "several, ms", "efficiency"], lines)
 
 
 def _shared(run: str) -> str:
