@@ -30,6 +30,8 @@ from .tables import markdown, ratio_of, value_of
 
 SMALL = 64 << 10
 """Bytes up to which a sum is small: a goal of its own."""
+APART = 0.05
+"""Share by which a row may lie apart in two runs of one code before it is named."""
 INT8_GOAL = 1.3
 """How many times NCCL's speed in bf16 was asked for of a sum in int8."""
 
@@ -327,7 +329,31 @@ def side_by_side_gpus() -> list[str]:
     parts += _beside_neighbours()
     for runs in SIDE_BY_SIDE:
         parts += _side_by_side_of(*runs)
-    return parts
+    return [*parts[:2], _asked_and_found(), *parts[2:]]
+
+
+def _asked_and_found() -> str:
+    """What was asked of a plan in four shards, and what was found; how far its two runs at once lie apart."""
+    (alone, one), (_, other) = SIDE_BY_SIDE[:2]
+    whole = sum(x.wall_s for x in journal(alone).footers)
+    shares = sorted(max(x.wall_s for x in journal(y).footers) / whole for y in (one, other))
+    longest = max(x.wall_s for x in journal(alone).footers) / whole
+    at_once = [{(x.operator, x.case, x.implementation): x for x in rows_of(y)} for y in (one, other)]
+    apart = [
+        (abs(value_of(at_once[0][x]) / value_of(at_once[1][x]) - 1), x)
+        for x in at_once[0]
+        if at_once[0][x].value() is not None and at_once[1][x].value() is not None
+    ]
+    many = [f"`{x[0]}` by `{x[2]}`" for share, x in sorted(apart, reverse=True) if share > APART]
+    return (
+        "A plan of the kind of `standard` in four shards at once was to take a third of their time one after the "
+        f"other, with the same figures. Of 21 cases drawn from `standard` it took {figures.percent(shares[0])} "
+        f"and {figures.percent(shares[1])}: missed, where the longest shard alone is {figures.percent(longest)}. "
+        "Of the two runs at once, of one code on the same GPUs, rows lie apart by "
+        f"{figures.percent(median(x for x, _ in apart), 1)} in the middle, and by more than "
+        f"{figures.percent(APART)} {' and '.join(many)}: what these change by below is theirs and no neighbour's. "
+        "With one replicate each no row has an interval, and `compare --across parallel` decides none."
+    )
 
 
 def _beside_neighbours() -> list[str]:
@@ -343,8 +369,8 @@ def _beside_neighbours() -> list[str]:
         lines.append([f"`{x[0]}`", x[1], *told, figures.change(then / before)])
     return [
         f"Power: one GPU of four measured with the others idle (`{NEIGHBOURS[0][0]}`, `{NEIGHBOURS[0][1]}`) and "
-        f"beside three that multiplied bf16 matrices without a pause (`{NEIGHBOURS[1][0]}`, "
-        f"`{NEIGHBOURS[1][1]}`; what they drew stands in `tuning/neighbours-h200.txt`), in turns. "
+        f"beside three that multiplied bf16 matrices all the time (`{NEIGHBOURS[1][0]}`, `{NEIGHBOURS[1][1]}`; "
+        "what they drew was read once, five seconds after they began: `tuning/neighbours-h200.txt`), in turns. "
         f"{origin(journal(NEIGHBOURS[0][0]))} The most that a row of ours changed by is "
         f"{figures.percent(most, 2)}.",
         markdown(

@@ -214,7 +214,7 @@ def run_of(journal: Journal, found: tuple[Fact, ...]) -> Run:
         conditions=header.conditions,
         rows=len(found),
         timed=sum(x.number is not None for x in found),
-        wall_s=sum(x.wall_s for x in journal.footers) or None,
+        wall_s=journal.elapsed_s,
         complete=any(x.complete for x in journal.footers),
         torn=journal.torn,
         stage=header.request.stage,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -13,6 +13,7 @@ from ..analysis.statistics import geometric_mean
 from ..store.record import baseline
 from ..views.rivals import told
 from .facts import ONE_PROCESS, Fact, Run
+from .field import Field, Place, fields, place
 from .timeline import Measured
 
 OUTCOMES = ("faster", "undecided", "slower", ONE_PROCESS, "alone", "failed", "none of ours")
@@ -23,7 +24,8 @@ OUTCOMES = ("faster", "undecided", "slower", ONE_PROCESS, "alone", "failed", "no
 class CaseStanding:
     """A case on a device: the newest fact of each implementation, and of ours with what it competes with.
 
-    `best` is the best correct baseline of ours' own run, which had the same inputs in the same processes.
+    `best` is the best correct baseline of ours' own run, which had the same inputs in the same processes; `absent`
+    is one that every run since lacks, and that was better than it.
     """
 
     device: str
@@ -32,15 +34,20 @@ class CaseStanding:
     latest: tuple[Measured, ...]
     ours: Measured | None
     best: Measured | None
+    absent: Measured | None = None
 
     @property
     def outcome(self) -> str:
-        """That of ours' fact; `failed` without a value, `alone` without a speedup."""
+        """That of ours' fact; `failed` without a value, `alone` without a speedup, `undecided` where its run left
+        the best of the others out.
+        """
         if self.ours is None:
             return "none of ours"
         fact = self.ours[1]
         if fact.number is None:
             return "failed"
+        if self.absent is not None:
+            return "undecided"
         return "alone" if fact.speedup is None else fact.outcome
 
 
@@ -54,9 +61,11 @@ class Standing:
 
     @cached_property
     def compared(self) -> tuple[Fact, ...]:
-        """Ours where a baseline of the same run has a value too."""
+        """Ours where a baseline of the same run has a value too, and no better one was left out."""
         return tuple(
-            x.ours[1] for x in self.cases if x.ours and x.ours[1].speedup is not None and x.ours[1].number
+            x.ours[1]
+            for x in self.cases
+            if x.ours and x.ours[1].speedup is not None and x.ours[1].number and x.absent is None
         )
 
     @cached_property
@@ -112,33 +121,41 @@ class Standing:
 
 def standings(operator: str, measured: Iterable[Measured]) -> tuple[Standing, ...]:
     """By device, GPUs before processors, from an operator's facts in order, oldest first."""
+    known = list(measured)
+    of = fields(known)
     kinds: dict[str, str] = {}
     by_case: dict[tuple[str, str, str], list[Measured]] = {}
-    for run, fact in measured:
+    for run, fact in known:
         if run.arm is None:
             kinds[run.device] = run.kind
             by_case.setdefault((run.device, fact.case, fact.cache), []).append((run, fact))
     devices: dict[str, list[CaseStanding]] = {}
     for (device, case, cache), found in by_case.items():
-        devices.setdefault(device, []).append(_case(device, case, cache, found))
+        devices.setdefault(device, []).append(_case(device, case, cache, found, of))
     ordered = sorted(devices, key=lambda x: (kinds[x] == "cpu", x))
     return tuple(Standing(operator, x, tuple(devices[x])) for x in ordered)
 
 
-def _case(device: str, case: str, cache: str, found: Sequence[Measured]) -> CaseStanding:
+def _case(
+    device: str, case: str, cache: str, found: Sequence[Measured], of: Mapping[Place, Field]
+) -> CaseStanding:
     latest = {fact.implementation: (run, fact) for run, fact in found}
-    ours = _ours([x for x in found if x[1].ours])
-    best = None
+    ours = _ours([x for x in found if x[1].ours], of)
+    best = absent = None
     if ours is not None and ours[1].best is not None:
         of_run = (x for x in found if x[0].name == ours[0].name and x[1].implementation == ours[1].best)
-        best = next(of_run, None)
+        best, absent = next(of_run, None), _left_out(ours, of)
     elif ours is None or ours[1].number is None:
         best = _first([x for x in latest.values() if baseline(x[1].provider, x[1].implementation)])
-    return CaseStanding(device, case, cache, tuple(latest.values()), ours, best)
+    return CaseStanding(device, case, cache, tuple(latest.values()), ours, best, absent)
 
 
-def _ours(found: Sequence[Measured]) -> Measured | None:
-    """The newest, unless it is right and an older one beside baselines says more; of a run's several the best."""
+def _ours(found: Sequence[Measured], of: Mapping[Place, Field]) -> Measured | None:
+    """The newest, unless it is right and an older one beside baselines says more; of a run's several the best.
+
+    Of runs beside baselines the newest by the newest definition that leaves out no rival which is better, and that
+    had the machine to itself; where there is none, the newest.
+    """
     if not found:
         return None
     newest = [x for x in found if x[0].name == found[-1][0].name]
@@ -146,7 +163,21 @@ def _ours(found: Sequence[Measured]) -> Measured | None:
     if best is None:
         return newest[-1]
     beside = [x for x in found if x[1].number is not None and x[1].speedup is not None]
-    return _first([x for x in beside if x[0].name == beside[-1][0].name]) if beside else best
+    if not beside:
+        return best
+    alike = [x for x in beside if x[1].spec == beside[-1][1].spec]
+    by_run: dict[str, list[Measured]] = {}
+    for x in alike:
+        by_run.setdefault(x[0].name, []).append(x)
+    each = [y for x in reversed(by_run.values()) if (y := _first(x)) is not None]
+    whole = [x for x in each if _left_out(x, of) is None]
+    return next((x for x in whole if "parallel" not in x[0].conditions), None) or next(iter(whole or each))
+
+
+def _left_out(ours: Measured, of: Mapping[Place, Field]) -> Measured | None:
+    """The better rival that ours' run lacks."""
+    here = of.get(place(*ours))
+    return None if here is None else here.left_out(ours)
 
 
 def better(one: Measured, other: Measured) -> Measured:

@@ -13,11 +13,13 @@ import gzip
 import inspect
 import io
 import json
+import math
 import os
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
@@ -35,6 +37,8 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, bounds.OutOfBounds, Rec
 """What decoding raises for bytes that are no line: bad JSON, the wrong fields, not UTF-8."""
 
 
+ROUNDED_S = 1.0
+"""What a session's end may be off by."""
 NO_JOURNAL = "; not a kernelmark journal (`kernelmark import --format` takes other tools' results)"
 """What is said of a file whose first line is no header."""
 
@@ -61,6 +65,28 @@ class Journal:
     def metric(self, name: str) -> Metric:
         """What a name means here. A name that the header lacks is a plain number."""
         return next((x for x in self.header.metrics if x.name == name), Metric(name, "1", "neither"))
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """Seconds in which at least one of its sessions went on: those that shards side by side share count once.
+        None without any. A session's end is known to a second.
+        """
+        found, until = 0.0, -math.inf
+        for begin, end in sorted(map(_span, self.footers)):
+            # Sessions one after the other may seem to touch, by the second that an end is rounded to.
+            found += end - begin if begin > until - ROUNDED_S else max(0.0, end - until)
+            until = max(until, end)
+        return found or None
+
+
+def _span(footer: Footer) -> tuple[float, float]:
+    """When a session began and ended, in seconds since 1970; a time that is none is the beginning."""
+    try:
+        ended = datetime.fromisoformat(footer.ended)
+        end = (ended if ended.tzinfo else ended.replace(tzinfo=UTC)).timestamp()
+    except ValueError:
+        end = 0.0
+    return end - footer.wall_s, end
 
 
 def encode(line: Line) -> bytes:

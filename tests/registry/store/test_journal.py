@@ -393,3 +393,22 @@ def test_a_lean_journal_has_the_same_rows(make_journal, write, tmp_path):
     (first, *_), (same, *_) = lean.records, whole.records
     assert tuple(first.measurement.samples["latency"]) == same.measurement.samples["latency"]
     assert type(first.measurement.samples["latency"]).__name__ == "array"
+
+
+@pytest.mark.parametrize(
+    ("sessions", "seconds"),
+    [
+        ([], None),
+        ([("00:01:00Z", 60.0)], 60.0),
+        ([("00:01:00Z", 60.25), ("00:02:00Z", 59.5)], 119.75),  # resumed at once; ends are known to a second
+        ([("00:01:00Z", 30.0), ("00:05:00Z", 30.0)], 60.0),  # and much later
+        ([("00:01:00Z", 54.0), ("00:01:02Z", 48.0), ("00:01:01+00:00", 50.0)], 56.0),  # shards side by side
+        ([("00:01:00Z", 50.0), ("00:00:40Z", 10.0)], 50.0),  # one within another
+        ([("whenever", 10.0), ("00:01:00", 5.0)], 15.0),
+    ],
+)
+def test_time_that_sessions_share_counts_once(literal, sessions, seconds):
+    footers = [
+        literal.footer(ended=x if x == "whenever" else f"2026-11-21T{x}", wall_s=wall) for x, wall in sessions
+    ]
+    assert literal.journal(*footers).elapsed_s == seconds
