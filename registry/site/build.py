@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from filelock import FileLock
 
 from .. import figures
 from ..analysis.repeated import NOT_YET
-from ..analysis.statistics import geometric_mean
 from ..errors import InputError
 from ..progress import Tell, untold
 from ..store.journal import Journal, parse, read, read_header
 from ..store.shards import whole
 from ..views import serving
 from . import data, exports, feeds
+from .comparisons import beside_others, newest_two
 from .course import Course, course
 from .coverage import Expected, coverage
 from .facts import Fact, Run, facts, file_name, run_of
@@ -58,8 +58,6 @@ AHEAD = "ahead"
 """And of what its steps are predicted to be on more GPUs."""
 DATA = "data"
 """What the memory calls scripts of values that are written."""
-OFFERED = 40
-"""Newest states of the code on a device among which two are looked for that share most rows."""
 NAMED = 5
 """So many runs are named in a message; more are counted."""
 COPIED = "copy"
@@ -413,57 +411,6 @@ class _Site:
         if not path.exists() or path.stat().st_size != len(raw) or path.read_bytes() != raw:
             path.write_bytes(raw)
             self.built.written += 1
-
-
-def newest_two(by_source: Mapping[tuple[str, str], Sequence[Measured]]) -> list[tuple[Run, Run, list[Any]]]:
-    """Of each device two states of the code with rows of ours that compare: by operator how many, and the
-    geometric mean, least and most of how many times better the new value is. The device with the most of them
-    comes first.
-
-    They are the newest two that share most rows. The newest of all may be a run of four rows that no other has.
-    """
-    devices: dict[str, list[dict[tuple[Any, str], Measured]]] = {}
-    for (device, _), found in by_source.items():
-        mine = {(x.identity, x.key): (run, x) for run, x in found if x.ours and x.number and x.number[0] > 0}
-        devices.setdefault(device, []).append(mine)
-    out = []
-    for sources in devices.values():
-        kept = [x for x in sources if x][-OFFERED:]
-        certain = [{row for row, (_, x) in y.items() if x.processes > 1} for y in kept]
-        # A row that has an interval on both sides counts twice: only of those anything can be said.
-        pairs = {
-            (later, before): len(kept[later].keys() & kept[before].keys()) + len(certain[later] & certain[before])
-            for later in range(1, len(kept))
-            for before in range(later)
-        }
-        most = max(pairs.values(), default=0)
-        if not most:
-            continue
-        later, before = max(pair for pair, shared in pairs.items() if 2 * shared >= most)
-        ratios: dict[str, list[float]] = {}
-        for row in kept[later].keys() & kept[before].keys():
-            now, then = kept[later][row][1], kept[before][row][1]
-            if now.number and then.number:
-                new, old = now.number[0], then.number[0]
-                # One mean is of both, times and what is better the higher it is.
-                ratios.setdefault(now.operator, []).append(new / old if now.better == "higher" else old / new)
-        table = [(x, len(y), geometric_mean(sorted(y)), min(y), max(y)) for x, y in ratios.items()]
-        runs = [max((run for run, _ in kept[x].values()), key=_created) for x in (before, later)]
-        out.append((runs[0], runs[1], sorted(table)))
-    return sorted(out, key=lambda x: -sum(count for _, count, *_ in x[2]))
-
-
-def beside_others(by_source: Mapping[tuple[str, str], Sequence[Measured]]) -> Run | None:
-    """A run of the newest state of the code that has most rows of ours beside others."""
-    beside = {
-        place: sum(x.ours and x.speedup is not None for _, x in found)
-        for place, found in enumerate(by_source.values())
-    }
-    most = max(beside.values(), default=0)
-    if not most:
-        return None
-    place = max(x for x, count in beside.items() if 2 * count >= most)
-    return [*by_source.values()][place][-1][0]
 
 
 def _slashed(address: str) -> str:

@@ -403,48 +403,65 @@ const kernelmark = (() => {
       const every = once ? within(a, mine).map(([ours, other]) => (m === OTHERS ? [other, ours] : [ours, other]))
         : named(b, n).map((x) => [known.get(`${x.operator}\n${x.name}\n${x.cache}`), x]).filter(([x]) => x);
       const pairs = every.filter(([, x]) => operator === "all operators" || x.operator === operator);
-      const apart = new Map(), logs = [];
+      const apart = new Map();
       const across = first.device !== second.device;
-      let better = 0, worse = 0;
       const compared = pairs.map(([x, y]) => {
         // The code and, where two devices were chosen, the device's conditions are what is compared.
         const differs = x.spec !== y.spec ? ["case definition"] : x.key === y.key || across ? [] : keyed(x, y);
         differs.forEach((z) => apart.set(z, (apart.get(z) || 0) + 1));
         const ratio = differs.length || x.value <= 0 ? null : y.value / x.value;
-        if (ratio) logs.push((y.better === "higher" ? 1 : -1) * Math.log(ratio));  // how many times better
-        const clear = ratio && x.low !== null && y.low !== null && (y.low > x.high || y.high < x.low);
+        const ends = ratio && [x, y].every((z) => z.low > 0 && z.high !== null) ? [y.low / x.high, y.high / x.low] : null;
+        const clear = ends && (ends[0] > 1 || ends[1] < 1);
         const sense = clear ? ((ratio > 1) === (y.better === "lower") ? "bad" : "good") : "soft";
-        better += sense === "good"; worse += sense === "bad";
-        return { ratio, sense, row: () => line(x, y, ratio, differs, sense, m === OTHERS, n === OTHERS) };
+        // How many times better, and its interval.
+        const gain = ratio && (y.better === "higher" ? [ratio, ends] : [1 / ratio, ends && [1 / ends[1], 1 / ends[0]]]);
+        return { ratio, ends, sense, gain, row: () => line(x, y, ratio, ends, differs, sense, m === OTHERS, n === OTHERS) };
       });
-      // What lies apart by its intervals first, the largest change at the top; without a ratio last.
-      const rank = (z) => (z.ratio ? (z.sense === "soft" ? 1 : 0) : 2);
+      // What lies apart by its intervals first, the largest change at the top; of one process, then without a ratio last.
+      const rank = (z) => (z.ends ? Number(z.sense === "soft") : z.ratio ? 2 : 3);
       compared.sort((p, q) => rank(p) - rank(q) || Math.abs(Math.log(q.ratio || 1)) - Math.abs(Math.log(p.ratio || 1)));
       const rows = compared.map((z) => z.row());
-      const mean = logs.length ? Math.exp(logs.reduce((s, x) => s + x, 0) / logs.length) : null;
+      const gains = compared.filter((z) => z.ratio), certain = gains.filter((z) => z.ends), single = gains.length - certain.length;
+      const better = certain.filter((z) => z.sense === "good").length, worse = certain.filter((z) => z.sense === "bad").length;
       result.replaceChildren(
-        element("h3", {}, mean ? `B is ${mean < 1 ? "worse" : "better"} by ${Math.max(mean, 1 / mean).toFixed(3)}×, geometric mean of ${counted(logs.length)}` : pairs.length ? "No row of the two can be compared" : "The two have no case in common"),
-        logs.length ? element("p", { class: "outcomes" }, element("span", { class: "good" }, `${better} better`), element("span", { class: "bad" }, `${worse} worse`),
-          element("span", { class: "soft" }, `${logs.length - better - worse} within their intervals, or of one process`)) : "",
+        element("h3", {}, gains.length ? headline(gains, certain) : pairs.length ? "No row of the two can be compared" : "The two have no case in common"),
+        gains.length ? element("p", { class: "outcomes" },
+          ...(certain.length ? [element("span", { class: "good" }, `${better} better`), element("span", { class: "bad" }, `${worse} worse`),
+            element("span", { class: "soft" }, `${certain.length - better - worse} within their intervals`)] : []),
+          single ? element("span", { class: "soft" }, `${single} of one process: not decided`) : null) : "",
         across ? element("p", { class: "note" }, `Across devices: ${differing(a[0].run, b[0].run).join("; ")}`) : "",
         apart.size ? element("p", { class: "note" }, `Without a ratio: ${[...apart].map(([x, c]) => `${counted(c)}, ${x}`).join("; ")}`) : "",
-        pairs.length ? element("div", { class: "scroll" }, element("table", {},
-          element("thead", {}, element("tr", {}, ...["Case", "A", "± 95 %", "B", "± 95 %", "B ÷ A", "at the intervals' ends", "Change"].map((x) => element("th", { scope: "col" }, x)))),
-          element("tbody", {}, ...rows))) : "",
+        pairs.length ? element("div", { class: "scroll" }, element("table", { class: "changes cards", role: "table" },
+          element("thead", { role: "rowgroup" }, element("tr", { role: "row" },
+            ...["Case", "A", "± 95 %", "B", "± 95 %", "B ÷ A", "at the intervals' ends", "Change"].map((x) => element("th", { role: "columnheader", scope: "col" }, x)))),
+          element("tbody", { role: "rowgroup" }, ...rows))) : "",
       );
       document.getElementById("static").hidden = true;
     }
-    function line(x, y, ratio, differs, sense, ...who) {
+    // The mean is of the rows that have an interval, of all where none has. Only one whose interval leaves out 1 names
+    // who is better: the mean of the rows' bounds holds however much their errors move together.
+    function headline(gains, certain) {
+      const meant = certain.length ? certain : gains;
+      const mean = (of) => Math.exp(meant.reduce((s, z) => s + Math.log(of(z.gain)), 0) / meant.length);
+      const value = mean((x) => x[0]), [low, high] = certain.length ? [mean((x) => x[1][0]), mean((x) => x[1][1])] : [0, Infinity];
+      const told = (x, a, b) => `${x.toFixed(3)}×${certain.length ? ` [${a.toFixed(3)}, ${b.toFixed(3)}]` : ""}`;
+      const of = `geometric mean of ${meant.length < gains.length ? `${meant.length} of ` : ""}${counted(gains.length)}`;
+      if (low > 1) return `B is better by ${told(value, low, high)}, ${of}`;
+      if (high < 1) return `B is worse by ${told(1 / value, 1 / high, 1 / low)}, ${of}`;
+      return `${certain.length ? "Undecided" : "Nothing is decided"}: ${told(value, low, high)}, ${of}; above 1 B is better`;
+    }
+    function line(x, y, ratio, ends, differs, sense, ...who) {
       const value = (z) => element("a", { href: rowOf(z.run, z.place) }, `${number(z.value)} ${z.unit === "1" ? "" : z.unit}`);
       const link = (z) => (who[z === x ? 0 : 1] ? element("span", {}, value(z), element("span", { class: "soft" }, ` ${z.implementation}`)) : value(z));
-      return element("tr", {},
-        element("th", { scope: "row" }, element("b", {}, y.operator), ` ${y.name}`, y.cache === "cold" ? "" : ` (${y.cache})`),
-        element("td", {}, link(x)), element("td", { class: "soft" }, half(x.value, x.low, x.high)),
-        element("td", {}, link(y)), element("td", { class: "soft" }, half(y.value, y.low, y.high)),
-        ...(ratio ? [element("td", {}, ratio.toFixed(3)),
-          element("td", { class: "soft" }, x.low > 0 && y.low > 0 ? `${(y.low / x.high).toFixed(3)} to ${(y.high / x.low).toFixed(3)}` : ""),
-          element("td", { class: sense }, percent(ratio - 1))]
-          : [element("td", { class: "soft why", colspan: 3 }, `not comparable: ${differs.join("; ") || "a value of 0"}`)]));
+      const cell = (label, kind, ...text) => element("td", { role: "cell", class: kind, "data-l": label }, ...text);
+      return element("tr", { role: "row" },
+        element("th", { role: "rowheader", scope: "row" }, element("b", {}, y.operator), ` ${y.name}`, y.cache === "cold" ? "" : ` (${y.cache})`),
+        cell("A", "", link(x)), cell("A, ± 95 %", "soft", half(x.value, x.low, x.high)),
+        cell("B", "", link(y)), cell("B, ± 95 %", "soft", half(y.value, y.low, y.high)),
+        ...(ratio ? [cell("B ÷ A", "", ratio.toFixed(3)),
+          cell("at the intervals' ends", "soft", ends ? ends.map((z) => z.toFixed(3)).join(" to ") : ""),
+          cell("Change", sense, percent(ratio - 1))]
+          : [element("td", { role: "cell", class: "soft why", colspan: 3 }, `not comparable: ${differs.join("; ") || "a value of 0"}`)]));
     }
     function differing(a, b) {
       const names = [...new Set([...Object.keys(a.conditions), ...Object.keys(b.conditions)])].sort();

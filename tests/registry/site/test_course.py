@@ -1,14 +1,10 @@
-"""How ours stands over commits, and which two commits a comparison begins with."""
+"""How ours stands over commits."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-import msgspec
-from kernelmark.registry.site.build import beside_others, newest_two
 from kernelmark.registry.site.course import APART, apart, course, large, merged, small, together
-from kernelmark.registry.site.data import source
 from kernelmark.registry.site.facts import facts, run_of
 from kernelmark.registry.site.standing import standings
 from kernelmark.registry.site.timeline import Measured
@@ -73,36 +69,3 @@ def test_labels_move_as_little_as_they_can() -> None:
     assert apart([270.0, 270.0], 14, 270) == [270 - APART, 270.0]
     assert apart([0.0, 0.0], 14, 270) == [14, 14 + APART]
     assert apart([], 14, 270) == []
-
-
-def test_more_of_what_is_better_the_higher_is_better(literal: Any) -> None:
-    """In one mean with times."""
-    found: dict[tuple[str, str], list[Measured]] = {}
-    for commit, time, rate in (("a" * 40, 1.0, 100.0), ("b" * 40, 0.5, 200.0)):
-        lines = [
-            literal.record("kernelmark", value, case=literal.case(name=name), provider="kernelmark")
-            for name, value in (("time", time), ("rate", rate))
-        ]
-        journal = literal.journal(*lines, run=f"run-{commit[0]}", commit=commit)
-        for run, fact in measured(journal):
-            fact = msgspec.structs.replace(fact, better="higher" if fact.case == "rate" else "lower")
-            found.setdefault(source(run), []).append((run, fact))
-    ((_, _, ((_, *told),)),) = newest_two(found)
-    assert told == [2, 2.0, 2.0, 2.0]
-
-
-def test_comparing_begins_with_the_newest_two_that_share_most_rows(make_run: MakeRun, literal: Any) -> None:
-    """Not with a run of one row that no other has."""
-    odd = make_run(12, operator="converge", sizes=(1,))
-    found: dict[tuple[str, str], list[Measured]] = {}
-    for run, fact in measured(make_run(0), make_run(2), make_run(4), odd):
-        found.setdefault(source(run), []).append((run, fact))
-    ((before, after, ((operator, count, *_),)),) = newest_two(found)
-    assert (before.name, after.name, operator, count) == ("run-02", "run-04", "rms_norm", 2)
-    beside = beside_others(found)
-    assert beside is not None
-    assert beside.name == "run-12"  # the newest with half as many rows beside others
-    alone = measured(literal.journal(literal.record("torch", 1.0)))
-    lone = {source(run): [(run, x)] for run, x in alone}
-    assert newest_two(lone) == []
-    assert beside_others(lone) is None
