@@ -82,6 +82,14 @@ def size(value: float | None) -> str:
     return _prefixed(value, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")))
 
 
+def binary(size: float) -> str:
+    """Bytes as collectives are spoken of: `64 KiB`, `1 MiB`."""
+    name, unit = next(
+        (x for x in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= 0.999 * x[1]), ("B", 1)
+    )
+    return f"{size / unit:.3g} {name}"
+
+
 def energy(value: float | None) -> str:
     """Joules with a prefix: `12.3 mJ`."""
     return _prefixed(value, ((1, "J"), (1e-3, "mJ"), (1e-6, "µJ")))

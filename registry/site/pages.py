@@ -30,10 +30,11 @@ from ..views.looks import Series, palette
 from ..views.monitor import monitored, power_limit
 from ..views.worth_table import HEADINGS, cells, missing
 from . import data, drawing
+from .comparisons import WITHIN, Pair
 from .course import WIDE, Course, large, small, together
 from .coverage import Coverage, Expected
 from .drawing import NARROW
-from .facts import Fact, Run, file_name
+from .facts import ONE_PROCESS, Fact, Run, file_name
 from .feeds import Event, Place
 from .paging import ROOM, Block, Frame, Sheet, numbered, sheets
 from .repetition import summed
@@ -47,7 +48,7 @@ RECENT = 8
 """Runs and changes on the first page."""
 LISTED = 60
 """Lines of a case's table with a value, and as many without."""
-RUNS = 400
+RUNS = 300
 """Runs of a full page of their list."""
 ABREAST = 6
 """Devices side by side in one table."""
@@ -55,6 +56,8 @@ OPENING = 60_000
 """Bytes of the first page above its tables: devices, changes and runs."""
 NEIGHBOURS = 8
 """Pages that are linked on either side of one of many."""
+MORE = 1.005
+"""An efficiency that reads as more than 100 %."""
 NOWHERE = "not in the catalog: counted nowhere"
 """The family of operators that nobody here knows, as runs that calibrate have."""
 SINGLE = " · single cases"
@@ -226,6 +229,8 @@ class Pages:
             },
             hero=_hero(runs, [*of_device], families, strange, courses),
             events=events[:RECENT],
+            changed=Counter(x.line.key.operator for x in events).most_common(LISTED),
+            all_changes=len(events),
             series=len(ours),
             long_enough=sum(x.watched for x in ours),
         )
@@ -387,11 +392,9 @@ class Pages:
         divided = [Sheet(tuple(found[i : i + RUNS])) for i in range(0, len(found), RUNS)]
         return self._divided("runs.html", "", divided, "runs", page="runs")
 
-    def compare(
-        self, runs: Sequence[Run], table: Sequence[tuple[Run, Run, Sequence[Any]]], beside: Run | None
-    ) -> str:
-        """Any two states of the code, devices, libraries; `table` is what stands there without a script, its first
-        two are what the script begins with. `beside` has most rows of ours beside others.
+    def compare(self, runs: Sequence[Run], pairs: Sequence[Pair], beside: Run | None) -> str:
+        """Any two states of the code, devices, libraries; `pairs` stand there without a script, the first of
+        them is what the script begins with. `beside` has most rows of ours beside others.
         """
         sources: dict[tuple[str, str], list[Run]] = {}
         for run in runs:
@@ -403,10 +406,10 @@ class Pages:
             | {"plan": _several([x.plan for x in found])}
             for key, found in sources.items()
         ]
-        first = [data.source_file(*data.source(x)) for x in table[0][:2]] if table else [None, None]
+        opened = [data.source_file(*data.source(run)) for x in pairs[:1] for run in (x.before, x.after)]
         both = None if beside is None else data.source_file(*data.source(beside))
-        within = data.inlined({"sources": offered, "first": first, "beside": both})
-        return self._render("compare.html", "", page="compare", data=within, table=table)
+        within = data.inlined({"sources": offered, "first": opened or [None, None], "beside": both})
+        return self._render("compare.html", "", page="compare", data=within, pairs=pairs)
 
     def coverage(self, devices: Mapping[str, Sequence[Coverage]], known: bool) -> tuple[str, ...]:
         """What was measured and what never was. `known` says whether what exists is known."""
@@ -450,6 +453,7 @@ class Pages:
             page="scaling",
             steps=steps,
             sizes=sizes,
+            above=any(x.scaled and x.scaled.efficiency >= MORE for x in steps),
             nccl=any(rivals.without_multicast(x.fact.implementation, x.run.conditions) for x in steps),
         )
 
@@ -493,12 +497,13 @@ def _rows(found: Sequence[Fact]) -> dict[str, Any]:
 
 
 def _titled(found: Sequence[Group]) -> Iterator[tuple[str, str, list[tuple[str, CaseRows]]]]:
-    """Groups of cases as an operator's page has them: title, pass, and the cases with labels, by their sizes.
+    """Groups of cases as an operator's page has them: title, pass, and the cases with labels, both by their sizes.
 
     Titles say what is there, not what is off. Groups of a single case would be headings of one line each: such
     cases stand together, each under all that it is of.
     """
     parts: dict[tuple[str, str], list[tuple[str, CaseRows]]] = {}
+    sizes: dict[tuple[str, str], tuple[str, tuple[tuple[int, int], ...]]] = {}
     for group in found:
         alone = len(group.cases) == 1 and sum(x.pass_ == group.pass_ and len(x.cases) == 1 for x in found) > 1
         common = " · ".join(
@@ -506,6 +511,7 @@ def _titled(found: Sequence[Group]) -> Iterator[tuple[str, str, list[tuple[str, 
         )
         way = group.pass_.replace("_", " + ")
         title = way + SINGLE if alone else " · ".join(x for x in (way, common) if x)
+        sizes.setdefault((title, group.pass_), ("", ()) if alone else _sizes(group))
         for label, case in zip(group.labels, group.cases, strict=True):
             told = _NONE.sub("", label) or label
             if case.operator == serving.OPERATOR:
@@ -513,13 +519,28 @@ def _titled(found: Sequence[Group]) -> Iterator[tuple[str, str, list[tuple[str, 
             whole = f"{told} · {common}" if alone and common and common != told else told
             parts.setdefault((title, group.pass_), []).append((whole, case))
     passes = list(dict.fromkeys(pass_ for _, pass_ in parts))
-    for (title, pass_), cases in sorted(
-        parts.items(), key=lambda x: (passes.index(x[0][1]), x[0][0].endswith(SINGLE))
-    ):
+    kinds = list(dict.fromkeys(kind for kind, _ in sizes.values()))
+
+    def place(of: tuple[str, str]) -> tuple[Any, ...]:
+        kind, at = sizes[of]
+        return passes.index(of[1]), of[0].endswith(SINGLE), kinds.index(kind), at
+
+    for (title, pass_), cases in sorted(parts.items(), key=lambda x: place(x[0])):
         cases.sort(key=lambda x: tuple(x[1].first.axes.values()))
         times = Counter(label for label, _ in cases)
         # What words do not tell apart has its name in the journal beside it.
         yield title, pass_, [(x if times[x] == 1 else f"{x} ({case.name})", case) for x, case in cases]
+
+
+def _sizes(group: Group) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """What a group's cases have in common beside sizes, and which sizes, each with its axis's place."""
+    common = dict.fromkeys(group.common.split(" · "))
+    at = []
+    for i, (name, size) in enumerate(group.cases[0].first.axes.items()):
+        if f"{name}{size}" in common:
+            del common[f"{name}{size}"]
+            at.append((i, size))
+    return " · ".join(common), tuple(at)
 
 
 # Between dashes: `lr0.001` is a number.
@@ -693,6 +714,8 @@ def _environment() -> Any:
         excludes_one=excludes_one,
         rival=rivals.told,
         OUTCOMES=OUTCOMES,
+        WITHIN=WITHIN,
+        ONE_PROCESS=ONE_PROCESS,
         zip=zip,
     )
     return found

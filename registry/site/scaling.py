@@ -17,10 +17,10 @@ from ..store.journal import Journal
 from ..store.metric import EACH
 from ..store.record import GPUS, Key
 from ..views import rivals
-from ..views.canvas import CHARACTER, DASHES, MARKERS, Axis, Canvas, linear_axis, log_axis
-from ..views.lines import Plot, octaves
+from ..views.canvas import DASHES, MARKERS, Axis, Canvas, linear_axis, log_axis
+from ..views.lines import Plot, arrays_axis, octaves
 from ..views.looks import Series, palette
-from ..views.sizes import LENGTH
+from ..views.sizes import LENGTH, array_bytes
 from .drawing import NARROW
 from .facts import Fact, Run
 from .timeline import Measured
@@ -62,12 +62,9 @@ class Step:
         return number[0] if number else None
 
     @property
-    def size(self) -> float | None:
-        """Bytes of a collective's array: how many elements, of so many bits as their type's name says. Nothing
-        that was measured, so that one size is one place on an axis.
-        """
-        bits = re.search(r"[0-9]{1,3}", self.fact.dtype)
-        return self.fact.axes.get("N", 0) * int(bits[0]) / 8 if bits else None
+    def size(self) -> int | None:
+        """Bytes of a collective's array."""
+        return array_bytes(self.fact.axes, self.fact.dtype)
 
 
 class Ahead(msgspec.Struct, frozen=True, array_like=True):
@@ -232,7 +229,7 @@ def bandwidths(steps: Sequence[Step]) -> tuple[Curve, ...]:
         looks = _solid(x.fact for x in found)
         sizes = sorted({x.size or 0.0 for x in found})
         rates = [*(x.bus or 0.0 for x in found), *([engine] if engine > 0 else [])]
-        across = _bytes_axis(sizes)
+        across = arrays_axis(sizes, LEFT, RIGHT)
         plot = _plot(
             across, log_axis(min(rates), max(rates), 0, FOOT - TOP), "bytes of the array", "GB/s on the bus"
         )
@@ -278,22 +275,6 @@ def over_lengths(steps: Sequence[Step]) -> tuple[Curve, ...]:
     return tuple(out)
 
 
-def _bytes_axis(sizes: Sequence[float]) -> Axis:
-    """With a tick at each size. The largest has its label, and what would touch that has none."""
-    axis, last = log_axis(sizes[0], sizes[-1], LEFT, RIGHT), binary(sizes[-1])
-    free = axis.place(sizes[-1]) - len(last) * CHARACTER / 2 - 4
-    clear = [x for x in sizes[:-1] if axis.place(x) + len(binary(x)) * CHARACTER / 2 < free]
-    return replace(axis, ticks=[(x, binary(x) if x in clear or x == sizes[-1] else "") for x in sizes])
-
-
-def binary(size: float) -> str:
-    """Bytes as collectives are spoken of: `64 KiB`, `1 MiB`."""
-    name, unit = next(
-        (x for x in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= 0.999 * x[1]), ("B", 1)
-    )
-    return f"{size / unit:.3g} {name}"
-
-
 def _lines(found: Iterable[Step], across: Callable[[Step], float]) -> dict[str, list[Step]]:
     """By implementation, in order of size, of the runs of one key, that with the most rows and of such the newest:
     what does not compare is not joined, nor drawn beside as if it did.
@@ -311,12 +292,17 @@ def _lines(found: Iterable[Step], across: Callable[[Step], float]) -> dict[str, 
 
 def _solid(found: Iterable[Fact]) -> dict[str, Series]:
     """Looks of what was measured: whole lines and filled shapes, for dashes and open ones are predictions. So a
-    library's implementations differ in their shapes.
+    library's implementations differ in their shapes, and from all others of its colour.
     """
     looks = palette(x.row() for x in found)
-    # Every third shape: those that follow each other are alike.
-    shapes = {x: MARKERS[(MARKERS.index(x.shape) + 3 * x.fill) % len(MARKERS)] for x in looks.values()}
-    return {name: replace(x, shape=shapes[x], fill=0) for name, x in looks.items()}
+    out: dict[str, Series] = {}
+    for name, x in sorted(looks.items(), key=lambda x: x[1].fill):
+        taken = {y.shape for y in out.values() if y.colour == x.colour}
+        # Every third shape: those that follow each other are alike.
+        turns = [MARKERS[(MARKERS.index(x.shape) + 3 * i) % len(MARKERS)] for i in range(len(MARKERS))]
+        shape = next((y for y in turns[x.fill :] + turns[: x.fill] if y not in taken), x.shape)
+        out[name] = replace(x, shape=shape, fill=0)
+    return {name: out[name] for name in looks}
 
 
 def _words(of: str) -> str:

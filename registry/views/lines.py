@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, median_low
 
 from .. import figures
@@ -16,7 +16,7 @@ from .charts import WIDTH, fraction_bounds, tip
 from .crossing import Contest, Curve, Measure
 from .grouping import CaseRows
 from .looks import Series
-from .sizes import BYTES, OUT_OF_MEMORY, PARAMETERS, Sweep
+from .sizes import ARRAY, BYTES, OUT_OF_MEMORY, PARAMETERS, Sweep
 
 Link = Callable[[Key], str | None]
 """Where a click on a row's point leads."""
@@ -124,7 +124,8 @@ def over_sizes(
     if not any(len(x) > 1 for x in lines.values()):
         return None
     points = [x[0] for line in lines.values() for _, _, x in line if x[0]]
-    left, right, top, foot = 58.0, width - 14.0, 10.0, 236.0
+    # Half of `256 MiB` goes beside an axis of arrays.
+    left, right, top, foot = 58.0, width - (28.0 if sweep.axis == ARRAY else 14.0), 10.0, 236.0
     across = _sizes_axis(sweep, left, right)
     if limits:
         # Intervals' ends too, but a wide one only says that it is wide.
@@ -158,6 +159,8 @@ def _place(sweep: Sweep, size: int, row: Row) -> str:
     """Where along the axis a row lies."""
     if sweep.axis == PARAMETERS:
         return f"{row.options.get('model')}, {_many(size, '')} parameters"
+    if sweep.axis == ARRAY:
+        return figures.binary(size)
     return figures.size(size) if sweep.axis == BYTES else f"{sweep.axis} = {size:,}"
 
 
@@ -181,12 +184,22 @@ def _limits(plot: Plot, sweep: Sweep, fraction: bool) -> None:
 def _sizes_axis(sweep: Sweep, left: float, right: float) -> Axis:
     """A logarithmic axis with a tick at each size, or at round numbers of bytes."""
     sizes = sweep.sizes
+    if sweep.axis == ARRAY:
+        return arrays_axis(sizes, left, right)
     if sweep.axis in (BYTES, PARAMETERS):
         return log_axis(sizes[0], sizes[-1], left, right)
     begin, end = math.log2(max(sizes[0], 0.5)) - 0.15, math.log2(sizes[-1]) + 0.15
     scale = (right - left) / (end - begin)
     ticks = [(float(x), _round_name(x)) for x in sizes]
     return Axis(lambda x: left + (math.log2(max(x, 0.5)) - begin) * scale, ticks, left, right)
+
+
+def arrays_axis(sizes: Sequence[float], left: float, right: float) -> Axis:
+    """Over bytes, with a tick at each size. The largest has its label, and what would touch that has none."""
+    axis, last = log_axis(sizes[0], sizes[-1], left, right), figures.binary(sizes[-1])
+    free = axis.place(sizes[-1]) - len(last) * CHARACTER / 2 - 4
+    clear = [x for x in sizes[:-1] if axis.place(x) + len(figures.binary(x)) * CHARACTER / 2 < free]
+    return replace(axis, ticks=[(x, figures.binary(x) if x in clear or x == sizes[-1] else "") for x in sizes])
 
 
 # --- attention beside operators of O(S) -----------------------------------------------------------------

@@ -1,9 +1,9 @@
 """How implementations look: one colour and one shape a library, the same in every report.
 
 What a library looks like follows from its name alone, never from who else is in the report: who knows one page
-knows them all. Libraries that meet in one chart often have their looks chosen apart; any other's follow from a
-checksum of its name. Implementations of one library share both, and differ in how the shape is filled and the
-line dashed.
+knows them all. Libraries that meet in one chart often have their looks chosen apart; any other's follow from
+checksums of its name. Implementations of one library share both, and differ in how the shape is filled and the
+line dashed. Only where two would look alike, as systems may that plans name, does one take what nobody there has.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import sha256
 
 from ..analysis.rows import Row
 from ..store.record import EAGER, PROVIDER, YARDSTICK
@@ -41,8 +43,22 @@ LIBRARIES: Mapping[str, tuple[int, str]] = {
     "cut_cross_entropy": (3, "p"),
     "deepspeed": (3, "X"),
     "torchao": (6, "P"),
+    "torch_distributed": (1, "D"),
+    "torch_symmetric_memory": (2, "^"),
+    "helion": (5, "D"),
+    "onnxruntime_gpu": (7, "s"),
 }
 """Colour and shape by provider."""
+KIN: Mapping[str, str] = {
+    "torch_compile": "torch_compile",
+    "torch_compile_blocks": "torch_compile",
+    "torch_compile_max_autotune": "torch_compile",
+    "torch_compile_reduce_overhead": "torch_compile",
+    "nccl_windows": "torch_distributed",
+}
+"""The library that an implementation looks like, where another one's file has it: systems of PyTorch's compiler,
+and NCCL over symmetric memory.
+"""
 VARIANTS: Mapping[str, int] = {
     "sdpa_cudnn": 0,
     "sdpa_flash": 1,
@@ -55,12 +71,53 @@ VARIANTS: Mapping[str, int] = {
     "vllm_fa3": 1,
     "vllm_unified": 2,
     "vllm_fast": 3,
+    "vllm_machete": 1,
+    "vllm_marlin": 2,
+    "torch_graph": 1,
+    "torch_cudagraphs": 2,
+    "torch_aot_eager": 3,
+    "torch_compile_blocks": 1,
+    "torch_compile_reduce_overhead": 2,
+    "torch_compile_max_autotune": 3,
+    "torch_expandable": 1,
+    "torch_max_split_512": 2,
+    "torch_rounded": 3,
+    "torch_collecting": 0,
+    "torch_cuda_malloc_async": 1,
+    "kernelmark_compile": 1,
+    "kernelmark_compile_blocks": 2,
+    "kernelmark_graph": 3,
+    "nccl_windows": 1,
+    "symmetric_one_shot": 0,
+    "symmetric_two_shot": 1,
+    "transformers_model": 1,
+    "transformers_model_compiled": 2,
+    "transformers_model_liger": 3,
+    "transformer_engine_layers": 1,
+    "transformer_engine_layers_delayed": 2,
+    "transformer_engine_layers_tensorwise": 3,
+    "transformer_engine_layers_1x128": 0,
+    "transformer_engine_cp_p2p": 0,
+    "transformer_engine_cp_all_gather": 1,
+    "transformer_engine_cp_a2a": 2,
+    "openai_chat": 0,
+    "openai_responses": 1,
+    "fake_openai_chat": 0,
+    "fake_openai_responses": 1,
+    "fake_anthropic_messages": 2,
+    "fake_bedrock_converse": 3,
     "specialised": 0,
     "tma": 1,
     "tiled": 2,
     "plain": 3,
 }
 """Filling by implementation, where a library has many."""
+RESHAPED: Mapping[str, str] = {
+    "torch_collecting": "v",
+    "torch_cuda_malloc_async": "v",
+    "transformer_engine_layers_1x128": "v",
+}
+"""Shape by implementation, where a library has more of them than there are fillings."""
 
 
 HEXADECIMAL: Mapping[str, str] = {
@@ -106,6 +163,7 @@ class Series:
 
 def look(name: str, provider: str) -> Series:
     """That of an implementation."""
+    provider = KIN.get(name, provider)
     if provider == PROVIDER:
         return Series(name, "--s0", "o", 0 if name == PROVIDER else _variant(name, provider), ours=True)
     if provider == YARDSTICK:
@@ -113,9 +171,17 @@ def look(name: str, provider: str) -> Series:
     if provider in LIBRARIES:
         colour, shape = LIBRARIES[provider]
     else:
-        free = [x for x in itertools.product(range(1, COLOURS + 1), SHAPES) if x not in LIBRARIES.values()]
-        colour, shape = free[zlib.crc32(provider.encode()) % len(free)]
-    return Series(name, f"--s{colour}", shape, _variant(name, provider))
+        colour, shape = _left(provider, frozenset(LIBRARIES.values()))
+    return Series(name, f"--s{colour}", RESHAPED.get(name, shape), _variant(name, provider))
+
+
+@cache
+def _left(provider: str, known: frozenset[tuple[int, str]]) -> tuple[int, str]:
+    """Of the pairs that no library is known by, the one whose checksum beside the name is highest: where one more
+    is taken, only those look otherwise who had it.
+    """
+    free = [x for x in itertools.product(range(1, COLOURS + 1), SHAPES) if x not in known]
+    return max(free, key=lambda x: sha256(f"{provider} {x}".encode()).digest())
 
 
 def apart(found: Iterable[Series]) -> dict[str, Series]:
@@ -127,10 +193,12 @@ def apart(found: Iterable[Series]) -> dict[str, Series]:
     keeps: dict[str, Series] = {}
     for x in sorted(known, key=lambda x: x.fill):
         keeps.setdefault(x.colour, x)
+    kept = {(x.colour, x.shape, x.fill) for x in keeps.values()}
     left = (
-        (colour, SHAPES[i % len(SHAPES)], i // COLOURS % FILLS)
+        found
         for i in itertools.count()
-        if (colour := f"--s{i % COLOURS + 1}") not in keeps or i >= COLOURS
+        if (found := (f"--s{i % COLOURS + 1}", SHAPES[i % len(SHAPES)], i // COLOURS % FILLS)) not in kept
+        and (found[0] not in keeps or i >= COLOURS)
     )
     return {x.name: x if keeps[x.colour] is x else Series(x.name, *next(left)) for x in known}
 
@@ -142,7 +210,9 @@ def _variant(name: str, provider: str) -> int:
 
 
 def palette(rows: Iterable[Row]) -> dict[str, Series]:
-    """The look of every implementation: ours first, PyTorch's own next, the others by name, yardsticks last."""
+    """The look of every implementation, no two alike: ours first, PyTorch's own next, the others by name, and
+    yardsticks last.
+    """
     providers: dict[str, str] = {}
     for row in rows:
         providers.setdefault(row.implementation, row.provider)
@@ -150,4 +220,13 @@ def palette(rows: Iterable[Row]) -> dict[str, Series]:
     def place(name: str) -> tuple[bool, bool, bool, str]:
         return (providers[name] == YARDSTICK, providers[name] != PROVIDER, not name.startswith(EAGER), name)
 
-    return {x: look(x, providers[x]) for x in sorted(providers, key=place)}
+    found = {x: look(x, providers[x]) for x in sorted(providers, key=place)}
+    out: dict[str, Series] = {}
+    # Whose look is known keeps it, whatever systems a plan has named.
+    for name in sorted(found, key=lambda x: x not in VARIANTS and x != providers[x]):
+        x = found[name]
+        taken = {(y.shape, y.fill) for y in out.values() if y.colour == x.colour}
+        others = itertools.product((x.shape, *SHAPES), range(FILLS))
+        shape, fill = next((y for y in ((x.shape, x.fill), *others) if y not in taken), (x.shape, x.fill))
+        out[name] = replace(x, shape=shape, fill=fill)
+    return {x: out[x] for x in found}

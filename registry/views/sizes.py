@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..store.record import Status
+from ..store.record import GPUS, Status
 from .grouping import CaseRows
 
 OUT_OF_MEMORY: Status = "out_of_memory"
@@ -15,14 +16,16 @@ BYTES = "bytes"
 """What stands for a size where cases differ in several at once: the least bytes that they move."""
 PARAMETERS = "parameters"
 """What stands for a size where cases differ in the model."""
-BATCH, LENGTH = "B", "S"
+ARRAY = "bytes of the array"
+"""What stands for the number of elements of a collective's array, for which bandwidth is told."""
+BATCH, LENGTH, ELEMENTS = "B", "S", "N"
 DRAWN = 2
 """Cases of a line that have a value: one point is no line, wherever memory ends."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Cases along an axis of the operator, `BYTES` or `PARAMETERS`, by increasing size."""
+    """Cases along an axis of the operator, `ARRAY`, `BYTES` or `PARAMETERS`, by increasing size."""
 
     axis: str
     common: str
@@ -40,12 +43,16 @@ def sweeps(found: Iterable[CaseRows], parameters: Mapping[str, int] | None = Non
     memory for belongs to its line: it says where that ends. `parameters` are those of cases' models, by
     operator/case.
 
-    First those on which nothing but one size differs, then those where the batch differs with it (it usually
-    shrinks as sequences grow), then those over models of as many tokens, then those over bytes, for what does
-    nothing but move them.
+    First those of collectives over their arrays, then those on which nothing but one size differs, then those
+    where the batch differs with it (it usually shrinks as sequences grow), then those over models of as many
+    tokens, then those over bytes, for what does nothing but move them.
     """
     left = [x for x in found if x.ok or any(y.status == OUT_OF_MEMORY for y in x.rows)]
-    out: list[Sweep] = []
+    arrays = [x for x in left if x.first.axes.keys() == {ELEMENTS, GPUS}]
+    out = _lines(
+        arrays, ARRAY, lambda x: array_bytes(x.first.axes, x.first.dtype), lambda name: name != f"axis {ELEMENTS}"
+    )
+    left = _without(left, out)
     names = list(dict.fromkeys(name for x in left for name in x.first.axes))
     names.sort(key=lambda x: x != LENGTH)
     for beside in ((), (BATCH,)):
@@ -70,6 +77,15 @@ def sweeps(found: Iterable[CaseRows], parameters: Mapping[str, int] | None = Non
     moved = [x for x in left if not x.first.flops]
     over_bytes = _lines(moved, BYTES, lambda x: x.first.bytes, lambda name: not name.startswith("axis "))
     return (*out, *over_bytes)
+
+
+def array_bytes(axes: Mapping[str, int], dtype: str) -> int | None:
+    """Bytes of a collective's array: how many elements, of so many bits as their type's name says. Nothing that
+    was measured, so that one size is one place on an axis. None where there are none.
+    """
+    bits = re.search(r"[0-9]{1,3}", dtype)
+    # An axis of logarithms has no 0, which a journal of somebody else may have.
+    return axes.get(ELEMENTS, 0) * int(bits[0]) // 8 or None if bits else None
 
 
 def _covered(found: Sequence[Sweep]) -> int:

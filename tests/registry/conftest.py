@@ -18,6 +18,7 @@ import pytest
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Journal, encode, parse
 from kernelmark.registry.store.record import Case, Ceiling, Footer, Header, Line, Measurement, Record
+from kernelmark.suite.catalog import Catalog, Implementation
 
 MakeJournal = Callable[..., Journal]
 Write = Callable[[Journal, Path], Path]
@@ -297,6 +298,16 @@ class Literal:
             "spent_s": {"sample": 45.0, "overhead": 15.0},
         }
         return Footer(**(fields | changes))
+
+
+@pytest.fixture(scope="session")
+def charted() -> Mapping[tuple[str, str], Sequence[Implementation]]:
+    """What can stand in one chart: all that the catalog has for an operator or workload on a kind of device."""
+    found: dict[tuple[str, str], list[Implementation]] = {}
+    for x in Catalog.default().implementations:
+        for device in x.devices:
+            found.setdefault((x.operator, device), []).append(x)
+    return found
 
 
 @pytest.fixture(scope="session")

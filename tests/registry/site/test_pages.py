@@ -24,21 +24,23 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import pytest
 from kernelmark.registry.analysis.repeated import NOT_YET
+from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.site import data, exports, ledger
 from kernelmark.registry.site.build import Built, Settings, _Site, build
 from kernelmark.registry.site.data import inlined
 from kernelmark.registry.site.facts import facts, file_name, run_of
 from kernelmark.registry.site.feeds import atom
-from kernelmark.registry.site.pages import _NONE, Pages
+from kernelmark.registry.site.pages import _NONE, RECENT, Pages, _titled
 from kernelmark.registry.site.pages import _environment as pages_of
-from kernelmark.registry.site.scaling import Ahead, bandwidths, curves, over_lengths, scaling
+from kernelmark.registry.site.scaling import Ahead, _solid, bandwidths, curves, over_lengths, scaling
 from kernelmark.registry.site.servers import asked, served, served_as
 from kernelmark.registry.site.sizes import glances, swept
 from kernelmark.registry.site.standing import standings
 from kernelmark.registry.store.journal import Journal, encode
 from kernelmark.registry.store.metric import EACH, LATENCY, Equivalence, Metric
 from kernelmark.registry.store.record import Exchange, Measurement, Record, Request
+from kernelmark.registry.views.grouping import groups
 from kernelmark.registry.views.serving import spreads
 from kernelmark.registry.views.table import render as text_of
 from kernelmark.registry.views.tables import run_table
@@ -326,6 +328,53 @@ def test_collectives_are_drawn_over_bytes_beside_the_copy_engines(literal: Any) 
     assert "! × NCCL, NVLS off: what is over torch_distributed" in shown
 
 
+def test_no_two_implementations_over_gpus_look_alike(charted: dict[tuple[str, str], list[Any]]) -> None:
+    """Of all that could meet there: colour and shape are all that they have."""
+    for (operator, device), found in charted.items():
+        named = [SimpleNamespace(implementation=x.name, provider=x.provider) for x in found]
+        looks = _solid([MagicMock(row=MagicMock(return_value=x)) for x in named])
+        assert len({(x.colour, x.shape) for x in looks.values()}) == len(named), (operator, device)
+
+
+def test_groups_of_cases_stand_by_their_sizes_and_kinds_as_they_come(literal: Any) -> None:
+    made = [
+        literal.case(name=f"M{m}-N{n}-{x}", axes={"M": m, "N": n}, dtype=x)
+        for x in ("bf16", "fp16")
+        for m in (64, 1, 16)
+        for n in (1024, 2048, 4096, 8192, 16384)
+    ]
+    found = groups(rows(literal.journal(*(literal.record(case=x) for x in made))))
+    assert [title for title, *_ in _titled(found)] == [
+        f"forward · {x} · M{m}" for x in ("bf16", "fp16") for m in (1, 16, 64)
+    ]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_changes_that_are_not_listed_lead_to_their_histories(many: bool) -> None:
+    def event(operator: str) -> Any:
+        key = SimpleNamespace(operator=operator, case="B1")
+        run = SimpleNamespace(file="run", name="run", created="2026-11-21", commit="c", short="c", dirty=False)
+        change = SimpleNamespace(worse=False, change=-0.1)
+        return SimpleNamespace(line=SimpleNamespace(key=key, device="H200"), change=change, run=run, page="p.html")
+
+    found = [event(x) for x in ["softmax"] * (RECENT - 1) + ["rope"] * (1 + many)]
+    (page,) = Pages("Kernels", "today").overview([], 0, {}, {}, {}, found, {})
+    more = f"All {RECENT + 1}, drawn in the histories of softmax {RECENT - 1}, rope 2"
+    assert (more in Page(page).text) == many
+    assert page.count("p.html") == RECENT
+    assert ('<a href="operator/rope.html">' in page) == many
+
+
+@pytest.mark.parametrize(("ms", "told"), [(3.99, False), (3.9, True)])
+def test_more_than_the_whole_is_explained(ms: float, told: bool, literal: Any) -> None:
+    one = literal.case(operator="attention", name="B1", axes={"B": 1})
+    two = literal.case(operator="attention_context_parallel", name="B1-gpus2", axes={"B": 1, "gpus": 2})
+    journal = literal.journal(literal.record("torch", 8.0, case=one), literal.record("torch", ms, case=two))
+    found = facts(journal)
+    (page,) = Pages("Kernels", "today").scaling(scaling([(run_of(journal, found), x) for x in found]), {})
+    assert ("another power state" in Page(page).text) == told
+
+
 def test_what_nobody_measured_is_dashed_and_called_a_prediction(literal: Any) -> None:
     def at(gpus: int, ms: float) -> Any:
         axes = {"B": 1} | ({"gpus": gpus} if gpus > 1 else {})
@@ -502,7 +551,7 @@ def test_the_script_compares_two_libraries_whose_versions_are_of_their_keys(
     assert len({x.key for x in facts(journal)}) == 2
     build(written([journal], tmp_path / "given"), tmp_path / "out", Settings(journals="none"), {})
     seen = browse((tmp_path / "out" / "compare.html").as_uri() + "#m=kernelmark&n=torch", "--dump-dom")
-    assert "B is worse by 2.000×, geometric mean of 1 row" in seen
+    assert "Nothing is decided: 0.500×, geometric mean of 1 row; above 1 B is better" in seen
 
 
 def test_ours_and_its_best_other_are_compared_within_a_run(
@@ -520,7 +569,55 @@ def test_ours_and_its_best_other_are_compared_within_a_run(
     build(written(journals, tmp_path / "given"), tmp_path / "out", Settings(journals="none"), {})
     asked = "#m=the+best+other+of+each+case&n=kernelmark"
     seen = browse((tmp_path / "out" / "compare.html").as_uri() + asked, "--dump-dom")
-    assert "B is better by 2.000×, geometric mean of 1 row" in seen
+    assert "Nothing is decided: 2.000×, geometric mean of 1 row; above 1 B is better" in seen
+
+
+def test_a_winner_is_named_by_rows_that_have_intervals_and_others_are_counted_apart(
+    literal: Any, written: Written, browse: Callable[..., str], tmp_path: Path
+) -> None:
+    journals = []
+    for commit, certain, single in (("a", 2.0, 1.0), ("b", 1.0, 9.0)):
+        lines = [
+            literal.record(
+                "kernelmark", certain * x, case=literal.case(name="two"), provider="kernelmark", replicate=i
+            )
+            for i, x in enumerate((1.0, 1.001))
+        ]
+        lines.append(literal.record("kernelmark", single, case=literal.case(name="one"), provider="kernelmark"))
+        fields = {"commit": commit * 40, "created": f"2026-11-01T00:00:0{len(journals)}+00:00", "replicates": 2}
+        journals.append(literal.journal(*lines, run=f"run-{commit}", **fields))
+    build(written(journals, tmp_path / "given"), tmp_path / "out", Settings(journals="none"), {})
+    page = tmp_path / "out" / "compare.html"
+    assert "1 better 0 worse 0 within their intervals 1 of one process: not decided" in Page(page.read_text()).text
+    seen = browse(page.as_uri(), "--dump-dom")
+    told = re.sub(r"<[^>]*>", " ", seen[seen.index('<div id="result"') :])
+    assert re.search(r"B is better by 2.000× \[1.9\d\d, 2.0\d\d\], geometric mean of 1 of 2 rows ", told)
+    assert "1 better  0 worse  0 within their intervals  1 of one process: not decided" in told
+
+
+@pytest.mark.parametrize("name", ["compare", "runs"])
+def test_a_phone_shows_every_cell_and_values_beside_their_units(
+    name: str, site: Site, browse: Callable[..., str], tmp_path: Path
+) -> None:
+    for room in ("assets", "data"):
+        (tmp_path / room).symlink_to(site[0] / room)
+    script = """<script>setTimeout(() => {
+      const cells = [...document.querySelectorAll(".cards tbody tr > *")].filter((x) => x.getClientRects().length);
+      const box = (node) => {
+        const range = document.createRange();
+        range.selectNode(node);
+        return range.getBoundingClientRect();
+      };
+      const gap = (y) => (y.previousSibling ? box(y).left - box(y.previousSibling).right : 0);
+      const far = (x) => [...x.children].some((y) => gap(y) > 8);
+      const out = cells.filter((x) => box(x).right > innerWidth || x.scrollWidth > x.clientWidth);
+      document.body.dataset.seen = [cells.length, out.length, cells.filter(far).length].join();
+    }, 1000);</script>"""
+    (tmp_path / "page.html").write_text((site[0] / f"{name}.html").read_text() + script)
+    seen = browse((tmp_path / "page.html").as_uri(), "--window-size=500,1400", "--dump-dom")
+    cells, out, far = map(int, re.search(r'data-seen="(\d+),(\d+),(\d+)"', seen).groups())  # type: ignore[union-attr]
+    assert cells >= 8
+    assert (out, far) == (0, 0)
 
 
 def test_history_has_the_step_the_break_and_the_band(pages: dict[str, Page]) -> None:

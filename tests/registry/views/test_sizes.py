@@ -10,7 +10,7 @@ from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.views.grouping import cases
 from kernelmark.registry.views.lines import over_sizes, roofline
 from kernelmark.registry.views.looks import palette
-from kernelmark.registry.views.sizes import BYTES, PARAMETERS, Sweep, sweeps
+from kernelmark.registry.views.sizes import ARRAY, BYTES, PARAMETERS, Sweep, sweeps
 
 
 def swept(literal: Any, *axes: dict[str, int], **more: Any) -> tuple[Sweep, ...]:
@@ -40,6 +40,28 @@ def test_shapes_that_differ_in_several_sizes_lie_over_their_bytes_if_they_only_m
     assert (found.axis, found.sizes) == (BYTES, (8, 16, 32))
     busy = [literal.case(name=f"{x.name}f", axes=x.axes, bytes=x.bytes, flops=9) for x in made]
     assert sweeps(cases(rows(literal.journal(*(literal.record(case=x) for x in busy))))) == ()
+
+
+def test_a_collective_lies_over_the_bytes_of_its_array(literal: Any) -> None:
+    sizes = (2**9, 2**15, 2**27)
+    made = [
+        literal.case(name=f"N{n}-gpus{p}-{x}", axes={"N": n, "gpus": p}, dtype=x)
+        for p, x in ((2, "bf16"), (4, "bf16"), (2, "fp32"))
+        for n in (*sizes, 0)
+    ]
+    found = rows(literal.journal(*(literal.record(case=x) for x in made)))
+    lines = sweeps(cases(found))
+    assert [(x.axis, x.common, x.sizes) for x in lines] == [
+        (ARRAY, "bf16 · gpus2", (2**10, 2**16, 2**28)),
+        (ARRAY, "bf16 · gpus4", (2**10, 2**16, 2**28)),
+        (ARRAY, "fp32 · gpus2", (2**11, 2**17, 2**29)),
+    ]
+    drawn = over_sizes(lines[0], palette(found)) or ""
+    assert re.findall(r">(\d+ [KM]iB)<", drawn) == ["1 KiB", "64 KiB", "256 MiB"]
+    assert "<title>64 KiB: " in drawn
+    # On one GPU nothing is sent: N is a size as any other.
+    (alone,) = swept(literal, *({"N": n} for n in sizes))
+    assert (alone.axis, alone.sizes) == ("N", sizes)
 
 
 def test_two_cases_are_no_line(literal: Any) -> None:
