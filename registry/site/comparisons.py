@@ -130,8 +130,11 @@ def _pair(before: _Rows, after: _Rows) -> Pair:
         if row in after:
             ratios.setdefault(then.operator, []).append(_ratio(then, after[row][1]))
     changes = (Change(x, tuple(found)) for x, found in sorted(ratios.items()))
-    runs = (max((run for run, _ in x.values()), key=lambda run: run.created) for x in (before, after))
-    return Pair(*runs, tuple(changes))
+    return Pair(_newest(before), _newest(after), tuple(changes))
+
+
+def _newest(state: _Rows) -> Run:
+    return max((run for run, _ in state.values()), key=lambda run: run.created)
 
 
 def _ratio(then: Fact, now: Fact) -> Ratio:
@@ -140,8 +143,10 @@ def _ratio(then: Fact, now: Fact) -> Ratio:
     assert less.number
     assert more.number
     (low, high), (least, most) = more.interval, less.interval
-    known = low is not None and high is not None and least is not None and most is not None
-    return Ratio(more.number[0] / less.number[0], (low / most, high / least) if known else None)
+    bounds = None
+    if low is not None and high is not None and least is not None and most is not None:
+        bounds = low / most, high / least
+    return Ratio(more.number[0] / less.number[0], bounds)
 
 
 def beside_others(by_source: Mapping[tuple[str, str], Sequence[Measured]]) -> Run | None:

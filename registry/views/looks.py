@@ -195,10 +195,10 @@ def apart(found: Iterable[Series]) -> dict[str, Series]:
         keeps.setdefault(x.colour, x)
     kept = {(x.colour, x.shape, x.fill) for x in keeps.values()}
     left = (
-        found
+        free
         for i in itertools.count()
-        if (found := (f"--s{i % COLOURS + 1}", SHAPES[i % len(SHAPES)], i // COLOURS % FILLS)) not in kept
-        and (found[0] not in keeps or i >= COLOURS)
+        if (free := (f"--s{i % COLOURS + 1}", SHAPES[i % len(SHAPES)], i // COLOURS % FILLS)) not in kept
+        and (free[0] not in keeps or i >= COLOURS)
     )
     return {x.name: x if keeps[x.colour] is x else Series(x.name, *next(left)) for x in known}
 
