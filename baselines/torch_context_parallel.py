@@ -32,7 +32,7 @@ def _rotating(how: str) -> Callable[[Any], Callable[..., Any]]:
 
         def call(q: Any, k: Any, v: Any, mask: str) -> Any:
             _attention.set_rotate_method(how)
-            _attention._cp_options.enable_load_balance = causal  # of a full mask it refuses to
+            _attention._cp_options.enable_load_balance = causal  # with a full mask it refuses
             q, k, v = (DTensor.from_local(x, mesh, [Shard(2)], run_check=False) for x in (q, k, v))
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                 out: Any = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 from kernelmark.registry import figures
 from kernelmark.registry.analysis.scaling import Scaled, efficiencies, predictions, strong_besides
@@ -335,25 +335,33 @@ def side_by_side_gpus() -> list[str]:
 def _asked_and_found() -> str:
     """What was asked of a plan in four shards, and what was found; how far its two runs at once lie apart."""
     (alone, one), (_, other) = SIDE_BY_SIDE[:2]
-    whole = sum(x.wall_s for x in journal(alone).footers)
-    shares = sorted(max(x.wall_s for x in journal(y).footers) / whole for y in (one, other))
-    longest = max(x.wall_s for x in journal(alone).footers) / whole
-    at_once = [{(x.operator, x.case, x.implementation): x for x in rows_of(y)} for y in (one, other)]
-    apart = [
-        (abs(value_of(at_once[0][x]) / value_of(at_once[1][x]) - 1), x)
-        for x in at_once[0]
-        if at_once[0][x].value() is not None and at_once[1][x].value() is not None
-    ]
+    walls = _walls(alone)
+    shares = sorted(max(_walls(x)) / sum(walls) for x in (one, other))
+    longest = max(walls) / sum(walls)
+    cases = len({(x.operator, x.case) for x in rows_of(alone)})
+    first, second = map(_times, (one, other))
+    apart = [(abs(first[x] / second[x] - 1), x) for x in first if x in second]
     many = [f"`{x[0]}` by `{x[2]}`" for share, x in sorted(apart, reverse=True) if share > APART]
     return (
         "A plan of the kind of `standard` in four shards at once was to take a third of their time one after the "
-        f"other, with the same figures. Of 21 cases drawn from `standard` it took {figures.percent(shares[0])} "
-        f"and {figures.percent(shares[1])}: missed, where the longest shard alone is {figures.percent(longest)}. "
+        f"other, with the same figures. Of {cases} cases drawn from `standard` it took "
+        f"{figures.percent(shares[0])} and {figures.percent(shares[1])}: missed, where the longest shard alone is "
+        f"{figures.percent(longest)}. "
         "Of the two runs at once, of one code on the same GPUs, rows lie apart by "
         f"{figures.percent(median(x for x, _ in apart), 1)} in the middle, and by more than "
         f"{figures.percent(APART)} {' and '.join(many)}: what these change by below is theirs and no neighbour's. "
         "With one replicate each no row has an interval, and `compare --across parallel` decides none."
     )
+
+
+def _walls(run: str) -> list[float]:
+    """Seconds that each of a run's shards took."""
+    return [x.wall_s for x in journal(run).footers]
+
+
+def _times(run: str) -> dict[tuple[str, str, str], float]:
+    """Of each row its time, where it has one."""
+    return {(x.operator, x.case, x.implementation): value_of(x) for x in rows_of(run) if x.value() is not None}
 
 
 def _beside_neighbours() -> list[str]:
@@ -363,7 +371,7 @@ def _beside_neighbours() -> list[str]:
     )
     lines, most = [], 0.0
     for x in sorted(alone[0]):
-        before, then = median(y[x] for y in alone), median(y[x] for y in beside)
+        before, then = fmean(y[x] for y in alone), fmean(y[x] for y in beside)
         most = max(most, abs(then / before - 1))
         told = [figures.number(y[x]) for y in (*alone, *beside)]
         lines.append([f"`{x[0]}`", x[1], *told, figures.change(then / before)])
@@ -374,25 +382,22 @@ def _beside_neighbours() -> list[str]:
         f"{origin(journal(NEIGHBOURS[0][0]))} The most that a row of ours changed by is "
         f"{figures.percent(most, 2)}.",
         markdown(
-            ["operator", "case", "alone, ms", "again", "beside three, ms", "again", "change of the middle"], lines
+            ["operator", "case", "alone, ms", "again", "beside three, ms", "again", "change of the mean"], lines
         ),
     ]
 
 
 def _side_by_side_of(one_by_one: str, at_once: str) -> list[str]:
     """Of one plan: its shards one after the other, and all at once."""
-    alone, both = (
-        {(x.operator, x.case, x.implementation): x for x in rows_of(run) if x.value() is not None}
-        for run in (one_by_one, at_once)
-    )
-    ratios = {x: value_of(both[x]) / value_of(alone[x]) for x in alone if x in both}
+    alone, both = map(_times, (one_by_one, at_once))
+    ratios = {x: both[x] / alone[x] for x in alone if x in both}
     lines = [
         [
             f"`{x[0]}`",
             x[1],
             f"`{x[2]}`",
-            figures.number(value_of(alone[x])),
-            figures.number(value_of(both[x])),
+            figures.number(alone[x]),
+            figures.number(both[x]),
             figures.change(r),
         ]
         for x, r in sorted(ratios.items())
@@ -401,7 +406,7 @@ def _side_by_side_of(one_by_one: str, at_once: str) -> list[str]:
     half, nine = (figures.percent(apart[int(share * (len(apart) - 1))][0], 1) for share in (0.5, 0.9))
     most, (operator, _, implementation) = apart[-1]
     count = len(journal(at_once).footers)
-    walls = [[x.wall_s for x in journal(run).footers] for run in (one_by_one, at_once)]
+    walls = [*map(_walls, (one_by_one, at_once))]
     sampled = [sum(x.spent_s["sample"] for x in journal(run).footers) for run in (one_by_one, at_once)]
     measuring = sum(x.spent_s[y] for x in journal(at_once).footers for y in ("sample", "ceilings")) / sum(walls[1])
     return [

@@ -14,7 +14,7 @@ from .. import figures
 from ..analysis.statistics import geometric_mean
 from ..views.canvas import CHARACTER, DASHES, FONT, Axis, Canvas, speedup_axis
 from .facts import Fact, Run
-from .field import fields, place
+from .field import left_out
 from .standing import Standing, better
 from .timeline import Measured
 
@@ -37,14 +37,12 @@ def course(standing: Standing, measured: Iterable[Measured]) -> Course:
     process count in cases that have no other: one such may be luck, and would be a spike. So would be one of a run
     that left out the best of the others.
     """
-    known = list(measured)
-    of = fields(known)
     counted = {(x.case, x.cache) for x in standing.counted}
     found = [
         x
-        for x in known
+        for x in measured
         if _counts(standing.device, *x) and (x[1].case, x[1].cache) in counted
-        if of[place(*x)].left_out(x) is None
+        if left_out(x, standing.known) is None
     ]
     certain = {(fact.case, fact.cache) for _, fact in found if fact.speedup_low is not None}
     by_run: dict[str, tuple[Run, dict[tuple[str, str], Measured]]] = {}

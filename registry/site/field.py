@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..store.record import baseline
@@ -21,30 +20,31 @@ class Field:
     """The baselines of one case, by one definition on one device: what each had last, and which each run had."""
 
     newest: dict[str, Measured] = field(default_factory=dict)
-    there: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    there: dict[str, set[str]] = field(default_factory=dict)
 
     def left_out(self, ours: Measured) -> Measured | None:
         """The best of those that ours' run lacks, where it is better than the best that the run has; else None."""
         run, fact = ours
         value = None if fact.number is None or not fact.speedup else _beaten(fact)
-        absent = [x for name, x in self.newest.items() if name not in self.there[run.name]]
+        absent = [x for name, x in self.newest.items() if name not in self.there.get(run.name, ())]
         if value is None or not absent:
             return None
-        found = min(absent, key=lambda x: _time(x[1]))
-        return found if value > MISSED * _time(found[1]) else None
+        found = min(absent, key=lambda x: cost(x[1]))
+        return found if value > MISSED * cost(found[1]) else None
 
 
-def _time(fact: Fact) -> float:
-    """Its value, smaller where it is better."""
-    assert fact.number is not None
-    value = fact.number[0]
-    return (1 / value if value else float("inf")) if fact.better == "higher" else value
+def cost(fact: Fact) -> float:
+    """Its value, the lower the better: the reciprocal where the higher is. Infinite without one."""
+    value = fact.number[0] if fact.number else float("inf")
+    if fact.better == "higher":
+        return 1 / value if fact.number and value else float("inf")
+    return value
 
 
 def _beaten(fact: Fact) -> float:
     """That of the best other of ours' run, which its speedup is over."""
     assert fact.speedup is not None
-    return _time(fact) * fact.speedup
+    return cost(fact) * fact.speedup
 
 
 Place = tuple[str, str, str, str]
@@ -56,14 +56,23 @@ def place(run: Run, fact: Fact) -> Place:
     return run.device, fact.case, fact.cache, fact.spec
 
 
-def fields(measured: Iterable[Measured]) -> dict[Place, Field]:
+Fields = Mapping[Place, Field]
+
+
+def fields(measured: Iterable[Measured]) -> Fields:
     """The fields of an operator, from its facts in order, oldest first."""
-    found: dict[Place, Field] = defaultdict(Field)
+    found: dict[Place, Field] = {}
     for run, fact in measured:
         if run.arm is None and baseline(fact.provider, fact.implementation):
-            here = found[place(run, fact)]
+            here = found.setdefault(place(run, fact), Field())
             if fact.status not in ABSENT:
-                here.there[run.name].add(fact.implementation)
+                here.there.setdefault(run.name, set()).add(fact.implementation)
             if fact.number is not None and fact.speedup is not None:  # else it competes with nothing
                 here.newest[fact.implementation] = run, fact
     return found
+
+
+def left_out(ours: Measured, known: Fields) -> Measured | None:
+    """The better rival that ours' run lacks; None without one."""
+    here = known.get(place(*ours))
+    return None if here is None else here.left_out(ours)

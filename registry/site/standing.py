@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -13,7 +13,7 @@ from ..analysis.statistics import geometric_mean
 from ..store.record import baseline
 from ..views.rivals import told
 from .facts import ONE_PROCESS, Fact, Run
-from .field import Field, Place, fields, place
+from .field import Fields, cost, fields, left_out
 from .timeline import Measured
 
 OUTCOMES = ("faster", "undecided", "slower", ONE_PROCESS, "alone", "failed", "none of ours")
@@ -58,6 +58,8 @@ class Standing:
     operator: str
     device: str
     cases: tuple[CaseStanding, ...]
+    known: Fields
+    """Who competes in each of its cases; in those of other devices, too."""
 
     @cached_property
     def compared(self) -> tuple[Fact, ...]:
@@ -121,36 +123,34 @@ class Standing:
 
 def standings(operator: str, measured: Iterable[Measured]) -> tuple[Standing, ...]:
     """By device, GPUs before processors, from an operator's facts in order, oldest first."""
-    known = list(measured)
-    of = fields(known)
+    given = list(measured)
+    known = fields(given)
     kinds: dict[str, str] = {}
     by_case: dict[tuple[str, str, str], list[Measured]] = {}
-    for run, fact in known:
+    for run, fact in given:
         if run.arm is None:
             kinds[run.device] = run.kind
             by_case.setdefault((run.device, fact.case, fact.cache), []).append((run, fact))
     devices: dict[str, list[CaseStanding]] = {}
     for (device, case, cache), found in by_case.items():
-        devices.setdefault(device, []).append(_case(device, case, cache, found, of))
+        devices.setdefault(device, []).append(_case(device, case, cache, found, known))
     ordered = sorted(devices, key=lambda x: (kinds[x] == "cpu", x))
-    return tuple(Standing(operator, x, tuple(devices[x])) for x in ordered)
+    return tuple(Standing(operator, x, tuple(devices[x]), known) for x in ordered)
 
 
-def _case(
-    device: str, case: str, cache: str, found: Sequence[Measured], of: Mapping[Place, Field]
-) -> CaseStanding:
+def _case(device: str, case: str, cache: str, found: Sequence[Measured], known: Fields) -> CaseStanding:
     latest = {fact.implementation: (run, fact) for run, fact in found}
-    ours = _ours([x for x in found if x[1].ours], of)
+    ours = _ours([x for x in found if x[1].ours], known)
     best = absent = None
     if ours is not None and ours[1].best is not None:
         of_run = (x for x in found if x[0].name == ours[0].name and x[1].implementation == ours[1].best)
-        best, absent = next(of_run, None), _left_out(ours, of)
+        best, absent = next(of_run, None), left_out(ours, known)
     elif ours is None or ours[1].number is None:
         best = _first([x for x in latest.values() if baseline(x[1].provider, x[1].implementation)])
     return CaseStanding(device, case, cache, tuple(latest.values()), ours, best, absent)
 
 
-def _ours(found: Sequence[Measured], of: Mapping[Place, Field]) -> Measured | None:
+def _ours(found: Sequence[Measured], known: Fields) -> Measured | None:
     """The newest, unless it is right and an older one beside baselines says more; of a run's several the best.
 
     Of runs beside baselines the newest by the newest definition that leaves out no rival which is better, and that
@@ -170,27 +170,19 @@ def _ours(found: Sequence[Measured], of: Mapping[Place, Field]) -> Measured | No
     for x in alike:
         by_run.setdefault(x[0].name, []).append(x)
     each = [y for x in reversed(by_run.values()) if (y := _first(x)) is not None]
-    whole = [x for x in each if _left_out(x, of) is None]
+    whole = [x for x in each if left_out(x, known) is None]
     return next((x for x in whole if "parallel" not in x[0].conditions), None) or next(iter(whole or each))
-
-
-def _left_out(ours: Measured, of: Mapping[Place, Field]) -> Measured | None:
-    """The better rival that ours' run lacks."""
-    here = of.get(place(*ours))
-    return None if here is None else here.left_out(ours)
 
 
 def better(one: Measured, other: Measured) -> Measured:
     """The one of two values that is better, the first of equals."""
-    return min(one, other, key=_goodness)
+    return min(one, other, key=_cost)
 
 
 def _first(found: Sequence[Measured]) -> Measured | None:
     """The best value among facts."""
-    return min((x for x in found if x[1].number is not None), key=_goodness, default=None)
+    return min((x for x in found if x[1].number is not None), key=_cost, default=None)
 
 
-def _goodness(measured: Measured) -> float:
-    number = measured[1].number
-    value = number[0] if number else float("inf")
-    return -value if measured[1].better == "higher" else value
+def _cost(measured: Measured) -> float:
+    return cost(measured[1])

@@ -83,9 +83,11 @@ def array_bytes(axes: Mapping[str, int], dtype: str) -> int | None:
     """Bytes of a collective's array: how many elements, of so many bits as their type's name says. Nothing that
     was measured, so that one size is one place on an axis. None where there are none.
     """
-    bits = re.search(r"[0-9]{1,3}", dtype)
+    small = re.fullmatch(r"e([0-9])m([0-9])", dtype)  # of a sign, an exponent and a mantissa
+    named = re.search(r"[0-9]{1,3}", dtype)
+    bits = 1 + int(small[1]) + int(small[2]) if small else int(named[0]) if named else 0
     # An axis of logarithms has no 0, which a journal of somebody else may have.
-    return axes.get(ELEMENTS, 0) * int(bits[0]) // 8 or None if bits else None
+    return axes.get(ELEMENTS, 0) * bits // 8 or None
 
 
 def _covered(found: Sequence[Sweep]) -> int:

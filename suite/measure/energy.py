@@ -155,10 +155,9 @@ def measured(
             pause(PAUSE_S)
         if counter.due(now := clock()):
             millijoules = nvml.get("TotalEnergyConsumption")
-            now = clock()
+            now = looked_s = clock()
             if millijoules is not None:
                 counter.read(now, int(millijoules))
-        looked_s = now
         if now - read_s >= READINGS_S:
             read_s = now
             if (power := nvml.power_w()) is not None:

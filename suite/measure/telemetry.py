@@ -42,7 +42,7 @@ BESIDE_S = 0.1
 STEPS_KNOWN = 4
 """After so many steps of the energy counter it is known about when the next one comes."""
 EARLY = 0.6
-"""Share of a step that is let pass without a look: boards renew the counter up to a third sooner or later."""
+"""Share of the shortest of them that is let pass without a look: the next may be a good deal shorter yet."""
 READINGS_S = 0.02
 """Power, temperature and utilization are read at most this often: the board does not renew them faster."""
 

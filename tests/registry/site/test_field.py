@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from kernelmark.registry.analysis.repeated import NOT_YET
 from kernelmark.registry.site.course import course
 from kernelmark.registry.site.facts import facts, run_of
-from kernelmark.registry.site.field import fields
+from kernelmark.registry.site.field import fields, left_out
 from kernelmark.registry.site.pages import Pages
 from kernelmark.registry.site.standing import Standing, standings
 from kernelmark.registry.site.timeline import Measured
@@ -110,14 +111,10 @@ def test_of_a_rate_the_higher_is_the_better_one(literal: Any) -> None:
 
     def rate(fact: Any, value: float, speedup: float) -> Any:
         numbers = {fact.primary: (value, None, None, "tokens/s")}
-        return type(fact)(
-            **{x: getattr(fact, x) for x in fact.__struct_fields__}
-            | {"better": "higher", "metrics": numbers, "speedup": speedup}
-        )
+        return msgspec.structs.replace(fact, better="higher", metrics=numbers, speedup=speedup)
 
     narrow = next(iter(run(literal, 2, {"kernelmark": 1.0})))[0]
     for value, left in ((300.0, True), (90.0, False)):
         known = [(where, rate(quick, value, 1.0)), (narrow, rate(torch, 100.0, 1.0))]
         here = (narrow, rate(ours, 200.0, 2.0))
-        (of,) = fields([*known, here]).values()
-        assert (of.left_out(here) is not None) is left
+        assert (left_out(here, fields([*known, here])) is not None) is left

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from kernelmark.registry.analysis.ceilings import Ceilings
 from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.views.grouping import cases
 from kernelmark.registry.views.lines import over_sizes, roofline
 from kernelmark.registry.views.looks import palette
-from kernelmark.registry.views.sizes import ARRAY, BYTES, PARAMETERS, Sweep, sweeps
+from kernelmark.registry.views.sizes import ARRAY, BYTES, PARAMETERS, Sweep, array_bytes, sweeps
 
 
 def swept(literal: Any, *axes: dict[str, int], **more: Any) -> tuple[Sweep, ...]:
@@ -62,6 +63,13 @@ def test_a_collective_lies_over_the_bytes_of_its_array(literal: Any) -> None:
     # On one GPU nothing is sent: N is a size as any other.
     (alone,) = swept(literal, *({"N": n} for n in sizes))
     assert (alone.axis, alone.sizes) == ("N", sizes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("bf16", 2), ("fp32", 4), ("int8", 1), ("e4m3", 1), ("e5m2", 1), ("odd", None)]
+)
+def test_bytes_of_an_array_follow_from_its_type_s_name(dtype: str, size: int | None) -> None:
+    assert array_bytes({"N": 1}, dtype) == size
 
 
 def test_two_cases_are_no_line(literal: Any) -> None:
