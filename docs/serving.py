@@ -154,7 +154,7 @@ def capacity_of(found: Mapping[str, Any]) -> str:
     errors = "error, median", "error, p99", "p99 of the quietest run"
     repeats = len({x["repeat"] for x in found["runs"]})
     return (
-        f"{found['cores']} cores, on which the sources of the chunks and others' work ran too; {found['streams']} "
+        f"{found['cores']} cores, on which the sources of the chunks ran too; {found['streams']} "
         f"streams a client over {found['seconds']:.0f} s, runs of each rate: {repeats}; the "
         f"middle one is shown.\n\n" + table(("chunks/s", "clients", "came", *errors, "chunks a CPU second"), rows)
     )
