@@ -13,7 +13,7 @@ from .catalog import Catalog
 from .definition import Option
 from .implementation import Implementation
 from .measure.stopping import Sampling
-from .model import Chosen, Part, chosen
+from .model import Chosen, Part, Storage, chosen
 from .system import OPTIMIZER, Assembly, System, builtin
 
 COMPILED = "torch_compile"
@@ -83,7 +83,7 @@ def exchanged(
         own = assembly.implementation(site.name, site.operator, device)
         # A graph captures PyTorch's own parts as they are: the compiler sees none of them.
         alone = own if base.execution in ("eager", "graph") else _compiled(site, own, catalog)
-        case = isolated(site, step.dtype, catalog)
+        case = isolated(site, step.dtype, catalog, model.model.storage)
         others = _candidates(site, {own.name, alone.name}, catalog, device, implementations)
         for x in (*([own] if nulls else ()), *others):
             refused = _apart(base, x, catalog)
@@ -137,14 +137,14 @@ def sites_of(of: Chosen, step: Case) -> tuple[Part, ...]:
     return (*(replace(x, calls=x.calls * step.axes.get("A", 1)) for x in own), update)
 
 
-def isolated(site: Part, dtype: str, catalog: Catalog) -> Case:
-    """A part's call alone: forward and backward together, inputs laid out as the model has them, where the
+def isolated(site: Part, dtype: str, catalog: Catalog, storage: Storage) -> Case:
+    """A part's call alone: forward and backward together, inputs stored as the model stores them, where the
     operator can be asked for that.
     """
     operator = catalog.operator(site.operator)
     options: dict[str, Option] = dict(site.options)
-    if "bshd" in operator.options.get("layout", ()):
-        options["layout"] = "bshd"
+    if storage in operator.options.get("storage", ()):
+        options["storage"] = storage
     return operator.case(dict(site.axes), dtype, operator.passes[-1], **options)
 
 

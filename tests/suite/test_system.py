@@ -312,6 +312,17 @@ def test_each_part_has_its_case_alone() -> None:
     assert ("rms_norm", "B4-S4096-D2048-bf16-forward_backward") in cases
 
 
+@pytest.mark.parametrize(
+    ("model", "parts", "stored"),
+    [("llama-1.2b", ["attention", "rope"], "bshd"), ("gpt2-124m", ["attention"], "packed")],
+)
+def test_a_call_alone_is_of_what_the_model_stores(model: str, parts: list[str], stored: str) -> None:
+    base = worth.base_named("torch", CATALOG)
+    plan = plans.of_worth(step(model), base, CATALOG, "cpu", parts=parts)
+    alone = {x.operator: x.options.get("storage") for x in plan.cases if x.operator != "train"}
+    assert alone == dict.fromkeys(parts, stored)
+
+
 def test_a_plan_without_the_step_has_no_exchange() -> None:
     assert plans.load("worth", CATALOG, "cuda").exchanges
     assert not plans.load("worth", CATALOG, "cuda", ["attention"]).exchanges
