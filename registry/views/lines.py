@@ -90,6 +90,10 @@ def _sized(value: float, _: str) -> str:
     return figures.size(value)
 
 
+def _thousands(value: float, text: str) -> str:
+    return f"{value / 1e3:g}k" if value >= 1e4 else text
+
+
 def _many(value: float, _: str) -> str:
     """A number of parameters."""
     return f"{value / 1e9:.3g}B" if value >= 1e9 else f"{value / 1e6:.3g}M"
@@ -104,17 +108,18 @@ def over_sizes(
     limits: bool = False,
     link: Link = lambda _: None,
     width: float = WIDTH,
+    metric: str | None = None,
 ) -> str | None:
-    """The primary metric over a sweep's sizes, a line an implementation; or the fraction of the limit. `link` is
-    where a click on a row's point leads, `width` the drawing's in pixels.
+    """A metric over a sweep's sizes, the primary one by default, a line an implementation; or the fraction of the
+    limit. `link` is where a click on a row's point leads, `width` the drawing's in pixels.
 
     None where nothing is known at two sizes or more.
     """
 
-    def primary(row: Row) -> Bounded:
-        return (row.value(), *row.bounds())
+    def measured(row: Row) -> Bounded:
+        return (row.value(metric), *row.bounds(metric))
 
-    values = fraction_bounds if limits else primary
+    values = fraction_bounds if limits else measured
     lines: dict[str, list[tuple[int, Row, Bounded]]] = {}
     for size, case in sweep.cases:
         for row in case.ok:
@@ -133,11 +138,15 @@ def over_sizes(
         most = max(1.0, *points)
         up = linear_axis(max([most, *(min(x, 1.5 * most) for x in ends)]), 0, foot - top, figures.percent)
     else:
-        known = [case.limit for _, case in sweep.cases if case.limit]
+        known = [] if metric else [case.limit for _, case in sweep.cases if case.limit]
         up = log_axis(min(points + known), max(points + known), 0, foot - top)
     plot = Plot(Canvas(width, foot + 24), across, up, top, foot)
-    plot.grid({BYTES: _sized, PARAMETERS: _many}.get(sweep.axis, _same), _same)
-    _limits(plot, sweep, limits)
+    units = (held.unit for _, case in sweep.cases for row in case.ok if (held := row.get(metric)) is not None)
+    unit = next(units, "")
+    upright = _sized if unit == "B" and not limits else _thousands
+    plot.grid({BYTES: _sized, PARAMETERS: _many}.get(sweep.axis, _same), upright)
+    if metric is None:
+        _limits(plot, sweep, limits)
     _ended(plot, sweep, looks, link)
     for name in sorted(lines, key=lambda x: looks[x].ours):  # ours is drawn last, on top
         look, line = looks[name], lines[name]
@@ -147,11 +156,12 @@ def over_sizes(
         )
         plot.intervals(((size, bounds) for size, _, bounds in line), look.colour)
         for (size, row, _), (x, y) in zip(line, places, strict=True):
-            told = f"{_place(sweep, size, row)}: {tip(row)}"
+            said = f"{row.implementation} {figures.quantity(row.value(metric), unit)}" if metric else tip(row)
+            told = f"{_place(sweep, size, row)}: {said}"
             wide = 7.5 if look.ours else 6.5
             plot.canvas.dot(x, y, look.colour, look.shape, wide, told, look.fill, link(row.identity))
     first = next(iter(lines.values()))[0][1]
-    what = "Fraction of the limit" if limits else first.primary.replace("_", " ").capitalize()
+    what = "Fraction of the limit" if limits else (metric or first.primary).replace("_", " ").capitalize()
     return plot.canvas.svg(f"{what} of {first.operator} {first.pass_} over {sweep.axis}: {sweep.common}")
 
 

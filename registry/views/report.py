@@ -30,7 +30,7 @@ from ..analysis.worth import Worth, worths
 from ..detection.arms import arms
 from ..errors import InputError
 from ..store.journal import Journal
-from ..store.metric import OPERATOR_METRICS, Metric, Ratio
+from ..store.metric import OPERATOR_METRICS, PEAKS, Metric, Ratio
 from ..store.record import PROVIDER, YARDSTICK
 from . import charts, convergence_table, lines, over_gpus, serving, slices_table, strips, summary
 from .answer import Answer, answer
@@ -73,12 +73,15 @@ class Chart:
 
 @dataclass(frozen=True)
 class Line:
-    """Two drawings over a size: the primary metric, and the fraction of the limit where one is known."""
+    """Drawings over a size: the primary metric, the fraction of the limit where one is known, and of a whole
+    program its tokens a second and its peak memory.
+    """
 
     sweep: Sweep
     looks: tuple[Series, ...]
     primary: str
     fraction: str | None
+    beside: tuple[tuple[Metric, str], ...]
 
 
 @dataclass(frozen=True)
@@ -419,6 +422,9 @@ def _sections(journal: Journal, found: Sequence[Row], looks: dict[str, Series]) 
         by_section.setdefault((group.operator, group.pass_, group.cases[0].first.primary), []).append(group)
     out = []
     for (operator, pass_, _), parts in by_section.items():
+        mine = [row for x in parts for case in x.cases for row in case.rows]
+        metric = journal.metric(mine[0].primary)
+        beside = columns(mine, journal.header.metrics)
         drawn = []
         for group in parts:
             primary = charts.primary(group, looks)
@@ -432,18 +438,27 @@ def _sections(journal: Journal, found: Sequence[Row], looks: dict[str, Series]) 
             primary = lines.over_sizes(sweep, looks)
             if primary is not None:
                 shown = _shown((x for _, x in sweep.cases), looks)
-                over.append(Line(sweep, shown, primary, lines.over_sizes(sweep, looks, limits=True)))
+                share = lines.over_sizes(sweep, looks, limits=True)
+                over.append(Line(sweep, shown, primary, share, _beside(sweep, looks, pass_, beside)))
         labelled = [
             (f"{label} · {x.common}" if x.common else label, case)
             for x in parts
             for label, case in zip(x.labels, x.cases, strict=True)
         ]
-        mine = [row for _, case in labelled for row in case.rows]
-        metric = journal.metric(mine[0].primary)
-        beside = columns(mine, journal.header.metrics)
         curves = _curves(journal, [case for _, case in labelled], looks)
         out.append(Section(operator, pass_, tuple(over), tuple(drawn), tuple(labelled), metric, beside, curves))
     return tuple(out)
+
+
+def _beside(
+    sweep: Sweep, looks: dict[str, Series], pass_: str, found: Iterable[Metric]
+) -> tuple[tuple[Metric, str], ...]:
+    """Of a whole program: tokens a second and peak memory over its sizes, where two of them are known."""
+    asked = [
+        x for x in found if pass_ == "program" and ((x.unit, x.shown) == ("tokens/s", "table") or x.name in PEAKS)
+    ]
+    drawings = ((x, lines.over_sizes(sweep, looks, metric=x.name)) for x in asked)
+    return tuple((metric, drawing) for metric, drawing in drawings if drawing is not None)
 
 
 def _shown(found: Iterable[CaseRows], looks: dict[str, Series]) -> tuple[Series, ...]:

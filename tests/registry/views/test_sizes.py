@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from kernelmark.registry.analysis.ceilings import Ceilings
 from kernelmark.registry.analysis.rows import rows
+from kernelmark.registry.store.metric import Metric
 from kernelmark.registry.views.grouping import cases
 from kernelmark.registry.views.lines import over_sizes, roofline
 from kernelmark.registry.views.looks import palette
+from kernelmark.registry.views.report import render
 from kernelmark.registry.views.sizes import ARRAY, BYTES, PARAMETERS, Sweep, array_bytes, sweeps
 
 
@@ -91,6 +94,38 @@ def test_a_line_an_implementation_and_the_limit(literal: Any) -> None:
     share = over_sizes(sweep, palette(found), limits=True)
     assert share is not None
     assert "50 % of the limit" in share
+
+
+def test_a_program_s_tokens_and_memory_lie_over_its_sizes_beside_its_time(literal: Any) -> None:
+    """Until memory ends, which is marked in each drawing. A kernel's page has neither."""
+    metrics = [
+        Metric("tokens_per_s", "tokens/s", "higher", label="tokens/s", shown="table"),
+        Metric("peak_allocated", "B", shown="table"),
+        Metric("prompt_tokens", "tokens/s", "higher"),
+    ]
+    made = [literal.case(name=f"B{b}", axes={"B": b}, pass_="program") for b in (1, 2, 4)]
+    records = [
+        literal.record(
+            "torch",
+            case=x,
+            beside={"tokens_per_s": 3e4 * x.axes["B"], "peak_allocated": 2e9 * x.axes["B"], "prompt_tokens": 1.0},
+        )
+        for x in made[:2]
+    ]
+    records.append(literal.record("torch", case=made[2], status="out_of_memory", reason="no room"))
+    metrics = [*literal.header().metrics, *metrics]
+    page = render([literal.journal(*records, metrics=metrics)])
+    captions = re.findall(r"<figure><figcaption>([^<]*) is better</figcaption>", page)
+    assert [x for x in captions if "okens" in x or "memory" in x or "Peak" in x] == [
+        "Tokens/s: higher",
+        "Peak allocated: lower",
+    ]
+    assert "<title>B = 2: torch 60,000 tokens/s</title>" in page
+    assert "<title>B = 2: torch 4 GB</title>" in page
+    assert len(re.findall(r">\d+k<", page)) > 1
+    assert page.count("<title>B = 4: torch out of memory</title>") == 3
+    kernels = [msgspec.structs.replace(x, case=msgspec.structs.replace(x.case, pass_="forward")) for x in records]
+    assert "Tokens/s: higher" not in render([literal.journal(*kernels, metrics=metrics)])
 
 
 def test_a_roofline_has_a_dot_for_ours_and_one_for_the_fastest_baseline(literal: Any) -> None:
