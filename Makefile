@@ -234,6 +234,23 @@ build/notebook/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade --target build/notebook 'ipykernel==7.4.0' 'nbclient==0.11.0'
 	touch $@
 
+# The corpus built twice from its packages, which are downloaded once (122 MB): in the manifest's order on this disk, and
+# in one drawn by ORDER in ELSEWHERE, on another file system; then packed and unpacked. The same bytes each time: minutes.
+.PHONY: corpus-twice
+ORDER ?= 7
+CORPORA ?= build/corpus
+ELSEWHERE ?= /dev/shm/kernelmark-corpus
+corpus-twice: $(VENV)/.ready
+	rm -rf $(CORPORA)/here $(CORPORA)/unpacked $(ELSEWHERE)
+	KERNELMARK_CORPUS=$(CORPORA)/here $(BIN)/kernelmark corpus build --wheels $(CORPORA)/wheels
+	KERNELMARK_CORPUS=$(ELSEWHERE) $(BIN)/kernelmark corpus build --wheels $(CORPORA)/wheels --order $(ORDER)
+	KERNELMARK_CORPUS=$(CORPORA)/here $(BIN)/kernelmark corpus pack $(CORPORA)/packed
+	KERNELMARK_CORPUS=$(CORPORA)/unpacked $(BIN)/kernelmark corpus build --packed $(CORPORA)/packed
+	sha256sum $(CORPORA)/here/*/*.txt $(ELSEWHERE)/*/*.txt $(CORPORA)/unpacked/*/*.txt
+	diff -r $(CORPORA)/here $(ELSEWHERE)
+	diff -r $(CORPORA)/here $(CORPORA)/unpacked
+	rm -rf $(ELSEWHERE)
+
 # lm-evaluation-harness itself on a tiny checkpoint: half a minute. Beside the environment too.
 .PHONY: test-quality
 test-quality: $(VENV)/.tested build/lm_eval/.ready

@@ -27,14 +27,29 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 @dataclass(frozen=True)
 class Picture:
-    """A part of a page: of a `page` of the site, or of the report of a run, seen through a window."""
+    """A part of a page: of a `page` of the site, or of the report of a run, seen through a window. With `style`,
+    CSS that leaves out what is between parts, what can be unfolded is.
+    """
 
     page: str
     width: int
     height: int
     dark: bool = False
     scripts: bool = True
+    style: str = ""
 
+
+CURVES = """
+header, nav, main h2, section.run > *, section.part, .part details > *, details.rows, .part .single ~ .single {
+    display: none !important;
+}
+section.run { display: flex; flex-direction: column }
+section.run > #run1-convergence, section.run > figure, section.run > details, section.part:has(> #run1-converge) {
+    display: block !important;
+}
+section.run > details { order: 1 }
+"""
+"""Of a report on convergence: differences by step, the losses' curves and the gradients' health."""
 
 SITE = {
     "site-overview": Picture("index.html", 1280, 1500),
@@ -48,6 +63,7 @@ SITE = {
 REPORTS = {
     "report": ("20261121-105936-48c0", Picture("", 1400, 900)),
     "report-converge": ("converge-10k", Picture("", 1280, 1500)),
+    "report-converge-curves": ("converge-10k", Picture("", 1040, 2010, style=CURVES)),
     "report-serving": ("20261130-093749-1d89", Picture("", 1280, 1500)),
 }
 
@@ -60,7 +76,14 @@ def kernelmark(home: Path, *command: str) -> None:
 
 
 def address_of(page: Path, picture: Picture) -> str:
-    """Of a page, or of the same without its scripts beside it: what takes pictures needs them itself."""
+    """Of a page, or of another beside it: the same without its scripts, as what takes pictures needs them itself,
+    or parts of it.
+    """
+    if picture.style:
+        cut = page.with_suffix(".cut.html")
+        text = page.read_text(encoding="utf-8").replace("<details>", "<details open>")
+        cut.write_text(text.replace("</head>", f"<style>{picture.style}</style></head>", 1), encoding="utf-8")
+        return cut.as_uri()
     if picture.scripts:
         return page.as_uri()
     without = page.with_suffix(".without.html")
@@ -123,7 +146,7 @@ def main(wanted: list[str]) -> int:
                 for journal in sorted(RECORDS.glob(f"{run}*.jsonl.gz")):  # shards are joined
                     kernelmark(scratch, "import", str(journal))
                 kernelmark(scratch, "report", run, "-o", str(page))
-                address = page.as_uri()
+                address = address_of(page, picture)
             taken(browser, address, picture, to, scratch)
             print(f"{to.relative_to(HERE.parent)}  {to.stat().st_size / 1e3:.0f} kB")
     return 0

@@ -6,7 +6,8 @@ and see the same data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -130,27 +131,38 @@ def _rules(journal: Journal) -> dict[str, Equivalence]:
     return {x.name: x.judged for x in journal.header.metrics if isinstance(x.judged, Equivalence)}
 
 
-def rates_tried(journal: Journal) -> dict[str, str | None]:
-    """By case of the base, what is wrong with its learning rate; only where others were tried in the run.
+NOT_TRIED = "not tried against others in this run"
+
+
+def rates_tried(journal: Journal, beside: Iterable[Journal] = ()) -> dict[str, str | None]:
+    """By case of the base, what is wrong with its learning rate: to be the only one tried is.
 
     Cases that differ in nothing but the rate are tries of one another. Each is known by its last losses, seed by
-    seed: rates are compared over the seeds that all of them have (`rate_tried`).
+    seed: rates are compared over the seeds that all of them have (`rate_tried`). Tries of the runs `beside` count
+    where these have the same seed and conditions, and case the same definition.
     """
+    header = journal.header
+    known = [x for x in beside if (x.header.seed, x.header.key) == (header.seed, header.key)]
     losses: dict[tuple[object, ...], dict[float, dict[int, float]]] = {}
     cases: dict[str, Case] = {}
-    for record in journal.records:
-        known = _judged(record.case) and "lr" in record.case.options
-        if not known or record.implementation != EAGER or record.measurement is None:
+    for record in itertools.chain(journal.records, *(x.records for x in known)):
+        tried = _judged(record.case) and "lr" in record.case.options
+        if not tried or record.implementation != EAGER or record.measurement is None:
             continue
-        case = cases.setdefault(record.case.name, record.case)
-        tried = losses.setdefault(case.but_for("lr"), {})
-        own = tried.setdefault(float(case.options["lr"]), {})
-        own[record.replicate] = summarized(record.measurement.samples[PRIMARY], "last")
+        case = record.case
+        own = losses.setdefault(_but_for_rate(case), {}).setdefault(float(case.options["lr"]), {})
+        own.setdefault(record.replicate, summarized(record.measurement.samples[PRIMARY], "last"))
+        cases.setdefault(case.name, case)
+    asked = {x.case.name for x in journal.records}
     return {
-        name: rate_tried(losses[case.but_for("lr")], float(case.options["lr"]))
+        name: rate_tried(all_, float(case.options["lr"])) if len(all_) > 1 else NOT_TRIED
         for name, case in cases.items()
-        if len(losses[case.but_for("lr")]) > 1
+        if name in asked and (all_ := losses[_but_for_rate(case)])
     }
+
+
+def _but_for_rate(case: Case) -> tuple[object, ...]:
+    return (case.spec, *case.but_for("lr"))
 
 
 def _measured(records: list[Record]) -> dict[int, Measurement]:

@@ -17,7 +17,7 @@ import numpy as np
 from ..analysis.curves import Curve, at, reached
 from ..analysis.statistics import exponential, t_quantile
 from ..store.metric import Equivalence
-from .equivalence import Equivalent, equivalent
+from .equivalence import MOST_PAIRS, Equivalent, equivalent
 
 SEEDS = 5
 """Fewer say nothing of training: the spread between seeds is larger than what is looked for."""
@@ -55,15 +55,19 @@ class Matched(msgspec.Struct, frozen=True):
 
 
 def at_step(base: BySeed, arm: BySeed, rule: Equivalence) -> Equivalent:
-    """Equivalence at one step over the seeds that both have; fewer than five are inconclusive."""
+    """Equivalence at one step over the seeds that both have; fewer than five are inconclusive. `needed` is None
+    where those that are there say that even `MOST_PAIRS` would not settle it.
+    """
     both = sorted(base.keys() & arm.keys())
     found = equivalent([base[x] for x in both], [arm[x] for x in both], rule)
     if found.pairs >= SEEDS:  # a seed without a usable value says as little as one that is not there
         return found
-    more = max(SEEDS - found.pairs, found.needed or 0)
+    beyond = found.kind == "inconclusive" and found.change is not None and found.needed is None
+    more = None if beyond else max(SEEDS - found.pairs, found.needed or 0)
+    asked = f"more than {MOST_PAIRS} needed" if more is None else f"{more} more needed"
     told = f"; so far {found.reason.partition('], ')[0]}]" if found.change is not None else ""
     lost = f"; {len(both) - found.pairs} without a usable value" if len(both) > found.pairs else ""
-    reason = f"{found.pairs} of at least {SEEDS} seeds, {more} more needed{lost}{told}"
+    reason = f"{found.pairs} of at least {SEEDS} seeds, {asked}{lost}{told}"
     return msgspec.structs.replace(found, kind="inconclusive", reason=reason, needed=more)
 
 

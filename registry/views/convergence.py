@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -37,9 +37,11 @@ class Convergence:
     """By arm, the base's first."""
 
 
-def convergences(journal: Journal, looks: Mapping[str, Series]) -> tuple[Convergence, ...]:
-    """Every case in which a model is trained to a loss."""
-    tried, apart_by_step, seeds = rates_tried(journal), differences(journal), measurements(journal)
+def convergences(
+    journal: Journal, looks: Mapping[str, Series], beside: Sequence[Journal] = ()
+) -> tuple[Convergence, ...]:
+    """Every case in which a model is trained to a loss. Runs `beside` it may have tried other learning rates."""
+    tried, apart_by_step, seeds = rates_tried(journal, beside), differences(journal), measurements(journal)
     margin = next(
         (
             x.judged.margin

@@ -15,13 +15,25 @@ ABOUT = (
     "bits a byte of the validation text. Equivalent at a step: the 95 % interval of the paired relative "
     "difference lies within the margin, over five seeds at least. Steps ×: how many times as many steps the "
     "arm takes to the loss that the base reaches at 95 % of its steps, at most 1.05. Speed ×: the ratio of "
-    "tokens/s over that of steps. Each step has a verdict of its own; an arm's, in its row of all steps, is the "
+    "tokens/s over that of steps; in a row of all steps the interval is that of the speed. 8 bits: the share of "
+    "product operations in them. Each step has a verdict of its own; an arm's, in its row of all steps, is the "
     "worst of these and of the steps that it takes."
 )
 """What a reader of the table must know."""
 ALL = "all"
 """In place of a step: what is said of the whole curve."""
-HEADINGS = ("arm", "step", "base bits", "arm bits", "difference", "95 %", "steps ×", "speed ×", "verdict")
+HEADINGS = (
+    "arm",
+    "step",
+    "base bits",
+    "arm bits",
+    "difference",
+    "95 %",
+    "steps ×",
+    "speed ×",
+    "8 bits",
+    "verdict",
+)
 _STYLES = {"equivalent": "green", "better": "green", "worse": "red", "failed": "red"}
 
 
@@ -60,10 +72,12 @@ def rows_of(x: Arm) -> list[tuple[str, ...]]:
         e = point.found
         interval = "–" if e.low is None or e.high is None else f"{e.low:+.2%} {e.high:+.2%}"
         numbers = (f"{point.base:.4f}", f"{point.arm:.4f}", difference(point), interval)
-        found.append(("" if found else x.name, f"{point.step:,}", *numbers, "", "", e.kind))
+        found.append(("" if found else x.name, f"{point.step:,}", *numbers, "", "", "", e.kind))
     ratio = f"{x.steps.ratio:.3f}" if x.steps and x.steps.ratio is not None else ""
     speed = f"{x.matched.speedup:.3f}" if x.matched else ""
-    return [*found, ("" if found else x.name, ALL, "", "", "", "", ratio, speed, x.overall)]
+    within = f"{x.matched.low:.3f} {x.matched.high:.3f}" if x.matched else ""
+    share = figures.percent(x.share, 1) if x.share is not None else ""
+    return [*found, ("" if found else x.name, ALL, "", "", "", within, ratio, speed, share, x.overall)]
 
 
 def by_step(x: Arm) -> str:

@@ -249,7 +249,7 @@ def render(
     all_rows = [selection.rows(rows(x)) for x in journals]
     looks = palette(row for x in all_rows for row in x)
     runs = [
-        _run(f"run{n}", x, y, looks, said(x, verifications))
+        _run(f"run{n}", x, y, looks, said(x, verifications), journals)
         for n, (x, y) in enumerate(zip(journals, all_rows, strict=True), 1)
     ]
     environment = Environment(
@@ -336,7 +336,14 @@ def _title(runs: Sequence[Run]) -> str:
     return f"kernelmark: {len(runs)} runs side by side"
 
 
-def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str, Series], repeated: str) -> Run:
+def _run(
+    anchor: str,
+    journal: Journal,
+    found: tuple[Row, ...],
+    looks: dict[str, Series],
+    repeated: str,
+    journals: Sequence[Journal],
+) -> Run:
     header = journal.header
     ceilings = Ceilings.of(journal.ceilings)
     alone = standing_alone(journal, found) or found  # all, where a selection is of nothing else
@@ -368,7 +375,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         slices=sliced(journal),
         serving=serving.pictures(found, serving.spreads(journal), looks, tried=serving.probes(journal)),
         worths=exchanged,
-        convergences=convergences(journal, looks) if found else (),
+        convergences=convergences(journal, looks, journals) if found else (),
         speedups=speedups,
         matrices=tuple((x, _matrices(alone, looks, x)) for x in header.metrics if _compared(x, alone)),
         shares=_shares(seconds),

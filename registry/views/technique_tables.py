@@ -102,7 +102,7 @@ def tables(journals: Iterable[Journal]) -> str:
     found = [x for journal in read for x in bought(journal, known)]
     parts = [
         _fp8_training(found),
-        _stability(read),
+        f"**Numerical stability: asked for, and measured**\n\n{stable}" if (stable := stability(read)) else "",
         *_programs(found),
         _pools(read),
         _compressed(read),
@@ -223,8 +223,10 @@ def _fp8_training(found: Sequence[Bought]) -> str:
     return _markdown("FP8 training: asked for, and measured", (*headings, *ours), lines)
 
 
-def _stability(journals: Sequence[Journal]) -> str:
-    """The table of stability in 8 bits and in fp16 by training steps, ours beside the one that was asked for."""
+def stability(journals: Sequence[Journal]) -> str:
+    """The table of stability in 8 bits and in fp16 by training steps, ours beside the one that was asked for;
+    empty where no arm of these runs is of either.
+    """
     lines = [
         (f"{point.step:,}", *STABILITY[point.step], *_stable(arm, point))
         for journal in journals
@@ -232,7 +234,7 @@ def _stability(journals: Sequence[Journal]) -> str:
     ]
     headings = ("steps", "FP16 loss", "FP8 loss", "difference", "our arm", "base", "case")
     ours = ("base, bits a byte", "arm, bits a byte", "difference", "95 %", "verdict at the step", "of all steps")
-    return _markdown("Numerical stability: asked for, and measured", (*headings, *ours), lines) if lines else ""
+    return _table((*headings, *ours), lines) if lines else ""
 
 
 def _points(journal: Journal) -> list[tuple[Arm, Point]]:
@@ -352,7 +354,11 @@ def _compression(arm: Arm, row: Row) -> tuple[str, ...]:
 
 
 def _markdown(title: str, headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    made = [f"**{title}**", "", f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
+    return f"**{title}**\n\n{_table(headings, lines)}"
+
+
+def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    made = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
     return "\n".join([*made, *(f"| {' | '.join(x)} |" for x in lines), ""])
 
 

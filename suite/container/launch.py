@@ -39,6 +39,7 @@ PASSED = (
     "KERNELMARK_CLOCKS",
     "OMP_NUM_THREADS",
     "NVIDIA_TF32_OVERRIDE",
+    "CUBLAS_WORKSPACE_CONFIG",  # without it nothing is deterministic on CUDA
     "TERM",
     "COLUMNS",
     *("KERNELMARK_PARALLEL", "KERNELMARK_HOST", "KERNELMARK_ENGINE"),  # of a fleet's task

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -94,6 +96,47 @@ def test_what_a_marker_says_is_run_each_night_is():
     assert sorted([*told, "test-endpoints"]) == sorted(re.findall(r"\bmake (test-[a-z]+)", text))
     by_hand = re.findall(r"`make (test-[a-z]+)`, by hand", markers)
     assert not any(x in y.read_text() for x in by_hand for y in WORKFLOWS if y.stem != "nightly")
+
+
+PLANTED = """#!/bin/sh
+# In place of kernelmark: `corpus build` writes $SAID, and by `--order` and `--packed` what else is planted.
+echo "$*" >> "$ASKED"
+case "$*" in
+    *" pack "*) exit 0 ;;
+    *--order*) text="${ORDERED:-$SAID}" ;;
+    *--packed*) text="${UNPACKED:-$SAID}" ;;
+    *) text="$SAID" ;;
+esac
+mkdir -p "$KERNELMARK_CORPUS/digest"
+echo "$text" > "$KERNELMARK_CORPUS/digest/train.txt"
+"""
+
+
+@pytest.mark.parametrize("differing", [None, "ORDERED", "UNPACKED"])
+def test_the_corpus_is_built_twice_each_night_and_bytes_that_differ_are_red(tmp_path, differing):
+    assert "make corpus-twice" in (HERE / ".github/workflows/nightly.yml").read_text()
+    program = tmp_path / "kernelmark"
+    program.write_text(PLANTED)
+    program.chmod(0o755)
+    elsewhere = tmp_path / "memory"
+    given = {"BIN": tmp_path, "VENV": tmp_path, "CORPORA": tmp_path / "corpus", "ELSEWHERE": elsewhere}
+    command = [
+        "make",
+        "--assume-old",
+        f"{tmp_path}/.ready",
+        "corpus-twice",
+        *(f"{x}={y}" for x, y in given.items()),
+    ]
+    (tmp_path / ".ready").touch()
+    variables = {"SAID": "one", "ASKED": str(tmp_path / "asked")} | ({differing: "another"} if differing else {})
+    done = subprocess.run(
+        command, cwd=HERE, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) is (differing is None), done.stderr
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert [x.split()[:2] for x in asked] == [["corpus", y] for y in ("build", "build", "pack", "build")]
+    assert asked[1] == f"{asked[0]} --order 7"
+    assert elsewhere.exists() is (differing is not None), "what lies in memory is taken away again"
 
 
 def test_every_leaf_says_that_it_is_typed():

@@ -36,6 +36,16 @@ def test_plans_that_are_not_built_in_lie_beside_their_journals(part):
         assert asked[path.stem] == {x["operator"] for x in tomllib.loads(path.read_text())["cases"]}, path.name
 
 
+@pytest.mark.usefixtures("untraced")
+def test_the_table_of_stability_that_was_asked_for_is_on_the_page_beside_ours(program, part):
+    table = part("convergence")._asked_for()[-1]
+    rows = [x.split(" | ") for x in table.splitlines()[2:]]
+    assert {x[0].lstrip("| ") for x in rows} == {"1,000", "5,000", "10,000"}
+    assert {tuple(x[1:4]) for x in rows if "10,000" in x[0]} == {("1.634", "1.641", "+0.43 %")}
+    assert any(x[4] == "kernelmark\\_fp8\\_1x128" for x in rows)
+    assert table in program("results").PAGE.read_text(encoding="utf-8")
+
+
 def test_a_killed_training_is_the_one_that_ran_through(part):
     *_, table = part("convergence").resumed()
     assert table.count("same bits | same bits") == 3

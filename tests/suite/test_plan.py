@@ -221,12 +221,12 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
 
 PLANS = (
     "quick, standard, full, 30s, 5m, 30m, advanced-memory, attention, converge, converge_continued, "
-    "converge_long, converge_short, converge_tiny, cpu, crossing, distributed, distributed-attention-4, "
-    "distributed-compression-4, distributed-links-4, distributed-long-4, distributed-train-4, distributed_long, "
-    "distributed_tiny, endpoint, "
-    "fidelity, generate, inference_short, languages, matmul, memory, memory-techniques, precision, quality, "
-    "quality_tiny, requested, scaling, serve, serve_tiny, shapes, shapes-1, shapes-2, state_space, train, "
-    "train_tiny, widths, widths-1, widths-2, worth"
+    "converge_long, converge_rates, converge_resume, converge_short, converge_sparse, converge_tiny, cpu, "
+    "crossing, distributed, distributed-attention-4, distributed-compression-4, distributed-links-4, "
+    "distributed-long-4, distributed-train-4, distributed_long, distributed_tiny, endpoint, fidelity, "
+    "generate, inference_short, languages, matmul, memory, memory-techniques, precision, quality, "
+    "quality_parts, quality_tiny, requested, scaling, serve, serve_tiny, shapes, shapes-1, shapes-2, "
+    "state_space, train, train_tiny, widths, widths-1, widths-2, worth"
 )
 
 

@@ -124,12 +124,15 @@ def test_cases_without_a_cell_are_in_no_part_and_control_nothing():
         cut(plan, few, (1, len(cases) + 1))
 
 
-LONGER, SHORTER = (plans.load(x, CATALOG, "cuda") for x in ("converge", "converge_continued"))
+# The case that both of the middle ones have is that of the later one.
+LONGER, *SHORTER = (
+    plans.load(x, CATALOG, "cuda") for x in ("converge", "converge_rates", "converge_continued", "converge_sparse")
+)
 TRAININGS = replace(
     LONGER,
-    cases=LONGER.cases + SHORTER.cases,
-    only={**LONGER.only, **SHORTER.only},
-    systems=tuple({x.name: x for x in (*LONGER.systems, *SHORTER.systems)}.values()),
+    cases=tuple({y.full_name: y for x in (LONGER, *SHORTER) for y in x.cases}.values()),
+    only={name: y for x in (LONGER, *SHORTER) for name, y in x.only.items()},
+    systems=tuple({y.name: y for x in (LONGER, *SHORTER) for y in x.systems}.values()),
 )
 """Of 10,000 steps and of 1,000."""
 ARMS = TRAININGS.cells(CATALOG, "cuda")

@@ -48,6 +48,16 @@ def test_a_seed_without_a_usable_value_is_none_of_five(side, value):
     assert found.reason.startswith("4 of at least 5 seeds, 1 more needed; 1 without a usable value; so far")
 
 
+def test_four_seeds_at_the_margin_do_not_promise_that_one_more_would_settle_it():
+    """As of an arm in 8 bits after 10,000 steps: +.22 %, apart by .1 %."""
+    apart = {0: 0.0010, 1: 0.0020, 2: 0.0025, 3: 0.0034}
+    found = at_step(BASE, {x: BASE[x] * (1 + y) for x, y in apart.items()}, RULE)
+    assert (found.kind, found.pairs, found.needed) == ("inconclusive", 4, None)
+    assert found.reason.startswith("4 of at least 5 seeds, more than 100 needed; so far +0.22% [")
+    near = at_step(BASE, arm(0.0, 4), RULE)
+    assert near.needed == 1, "of four that are within the margin a fifth decides"
+
+
 def test_noisy_seeds_are_inconclusive_and_say_how_many_more():
     found = at_step(BASE, arm(0.0, scale=12), RULE)
     assert found.kind == "inconclusive"

@@ -161,6 +161,12 @@ def test_the_frame_reaches_as_far_as_half_of_the_lines_end(ends: list[float], hi
     assert re.findall(r"<text[^>]*>([^<]* %)", drawn)[-1] == highest
 
 
+def test_a_rate_that_another_run_of_the_page_tried_counts(journal: Journal) -> None:
+    other = tuple(replace(x, case=replace(x.case, name="other", options={"lr": 5e-4})) for x in journal.records)
+    page = render([journal, dataclasses.replace(journal, records=other)])
+    assert page.count("Learning rate of torch: 2 rates were tried, at least 5 needed.") == 2
+
+
 def test_the_page_says_whether_it_is_as_good(journal: Journal) -> None:
     page = render([journal])
     assert "2 of 4 arms as good, 2 not as good" in page
@@ -169,6 +175,7 @@ def test_the_page_says_whether_it_is_as_good(journal: Journal) -> None:
     assert "near 1,000 2.0004 2.0024 +0.10%" in text
     assert "1.5003 1.5453 +3.00%" in text
     assert "copying bits 0.9000 (base 0.2000, worse)" in text
+    assert "Learning rate of torch: not tried against others in this run." in text
     assert "a &lt;b&gt;leak&lt;/b&gt;" in own
     assert "layer 0 0.500 to 2.00 0.0200 0.9600 at 500" in text
     drawing = own[own.index("<svg viewBox") :]

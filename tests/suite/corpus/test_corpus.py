@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import tarfile
 import zipfile
 from pathlib import Path
@@ -92,6 +93,16 @@ def test_the_corpus_was_built_twice_with_the_manifests_hashes():
     assert len(places) == 2
     for name, part in manifests.load().parts.items():
         assert {found[place, name] for place in places} == {part.sha256}
+
+
+def test_the_packed_corpus_was_small_enough_to_travel_and_unpacked_again():
+    said = (HERE / "registry" / "reference" / "corpus" / "said.txt").read_text()
+    _, _, packed = said.partition("kernelmark corpus pack ")
+    (size,) = re.findall(r"^(\d+) corpus\.packed$", packed, re.MULTILINE)
+    assert int(size) < 27e6
+    assert f": {int(size) / 1e6:.1f} MB; there" in packed
+    unpacked = dict(re.findall(r"^(\w+) .*sha256 (\w+)$", packed, re.MULTILINE))
+    assert unpacked == {name: part.sha256 for name, part in manifests.load().parts.items()}
 
 
 def test_an_order_is_drawn_for_packages_and_members(made):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from kernelmark.registry.detection.arms import arms, rates_tried
+from kernelmark.registry.detection.arms import NOT_TRIED, arms, rates_tried
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
 from kernelmark.registry.views.convergence_table import convergence_table, remarks
@@ -121,20 +121,21 @@ def test_arms_of_a_journal():
 
 def test_the_table_of_a_run():
 
-    found = journal({"good": 1.0, "bad": 1.2, "wrong": None})
+    found = journal({"good": 1.0, "bad": 1.2, "wrong": None}, share=0.946)
     out = render(convergence_table(found))
     lines = [" ".join(x.split()) for x in out.splitlines() if x.strip()]
     assert lines == [
         "convergence · N40-lr0.001 · base torch",
-        "arm step base bits arm bits difference 95 % steps × speed × verdict",
+        "arm step base bits arm bits difference 95 % steps × speed × 8 bits verdict",
         "─" * len(lines[2]),
         "good 40 4.1992 4.1992 +0.00% -0.03% +0.03% equivalent",
-        "all 1.000 1.200 equivalent",
+        "all 1.200 1.201 1.000 1.200 94.6 % equivalent",
         "bad 40 4.1992 4.8327 +15.09% +15.05% +15.12% worse",
-        "all 1.053 worse",
-        "wrong – – – – – – – incorrect",
+        "all 1.053 94.6 % worse",
+        "wrong – – – – – – – – incorrect",
         "bad: steps: 1.053 times the steps [1.053, 1.053], not reached in 5 of 5 seeds",
         "wrong: verify: the loss is wrong",
+        "learning rate of torch: not tried against others in this run",
     ]
     assert "convergence · N40-lr0.001" in render(run_table(found))
     assert convergence_table(journal({})) == []
@@ -150,9 +151,22 @@ def test_the_learning_rates_that_were_tried():
     said = rates_tried(replace(found, records=(*found.records, *tried, lucky)))
     assert said["N40-lr0.002"] is None
     assert "from the best of 5 tried" in str(said["N40-lr0.00025"])
-    assert rates_tried(found) == {}
+    assert rates_tried(found) == {"N40-lr0.001": NOT_TRIED}
     lucky = record("torch", 1, 0.5, case(4e-3), None)
     assert rates_tried(replace(found, records=(*found.records, *tried, lucky))) == said  # which no other rate has
+
+
+def test_rates_that_another_run_tried_count_where_it_is_like_this_one():
+    found = journal({})
+    tried = tuple(record("torch", 0, 1 + abs(lr - 2e-3) * 50, case(lr), None) for lr in (2.5e-4, 5e-4, 2e-3, 4e-3))
+    other = replace(found, records=tried)
+    name = "N40-lr0.001"
+    assert rates_tried(found, [found, other]) == {name: None}, "of this run's cases alone; 1e-3 is near 2e-3"
+    for field, value in (("seed", 1), ("key", "another GPU")):
+        unlike = replace(other, header=msgspec.structs.replace(other.header, **{field: value}))
+        assert rates_tried(found, [unlike]) == {name: NOT_TRIED}
+    weights = tuple(msgspec.structs.replace(x, case=msgspec.structs.replace(x.case, spec="y")) for x in tried)
+    assert rates_tried(found, [replace(other, records=weights)]) == {name: NOT_TRIED}, "another checkpoint's"
 
 
 @pytest.mark.training

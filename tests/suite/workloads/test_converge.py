@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from kernelmark.registry.errors import InputError
+from kernelmark.registry.store.journal import read
 from kernelmark.registry.store.record import Measurement
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
@@ -23,7 +25,7 @@ from kernelmark.suite.measure.verify import Incorrect, Unavailable
 from kernelmark.suite.operators import _gates
 from kernelmark.suite.operators.attention_sparse import choose, fixed, scores
 from kernelmark.suite.system import Assembly, Changes, System
-from kernelmark.suite.workloads import _tasks, _text, _training, _weights, converge, quality
+from kernelmark.suite.workloads import _deterministic, _tasks, _text, _training, _weights, converge, quality
 from kernelmark.suite.workloads._arms import ArmTrainer, low_share, recipe_of, two_of_four
 from kernelmark.suite.workloads._fp8 import Probe, counted, rounded, scale
 from kernelmark.suite.workloads._gated import Gates
@@ -34,6 +36,7 @@ from kernelmark.suite.workloads._training import rate, validated
 from torch.nn.attention.flex_attention import flex_attention
 
 STEPS = 20
+OWN = converge.catalog()
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +369,7 @@ def test_patterns_of_equal_density_never_look_ahead(pattern):
 
 def sparse_arms():
     """Every sparse arm of every built-in plan, with the blocks in its sequence."""
-    for name in ("converge", "converge_short", "converge_continued", "converge_long", "converge_tiny"):
+    for name in ("converge", "converge_short", "converge_continued", "converge_sparse", "converge_long"):
         plan = plans.load(name, converge.catalog(), "cuda")
         systems = {x.name: x for x in plan.systems}
         for case in plan.cases:
@@ -524,19 +527,58 @@ def test_the_rate_rises_and_falls():
     assert {1000, 5000, 10000} <= set(validated(10000))
 
 
+def test_the_target_of_arms_that_go_on_lies_below_what_they_begin_at():
+    """As the checkpoint of a recorded run has it: there steps and time to the target said nothing."""
+    reference = Path(__file__).parents[3] / "registry" / "reference"
+    made = read(reference / "20261130-055716-bbf1.jsonl.gz")
+    began = min(x.measurement.samples["bits_by_step"][0] for x in made.records if x.measurement)
+    ended = max(x.measurement.samples["bits_by_step"][-1] for x in made.records if x.measurement)
+    recorded = {(*x.case.axes.items(), x.case.options["model"]) for x in made.records}
+    cases = [x for name in ("converge_continued", "converge_rates") for x in plans.load(name, OWN, "cuda").cases]
+    assert len(cases) == 6
+    for case in cases:
+        assert (*case.axes.items(), case.options["model"]) in recorded
+        assert ended < case.options["target"] < began
+
+
+def test_arms_that_go_on_and_the_rates_tried_for_them_are_of_one_case_but_for_the_rate():
+    (arms,), rates = (plans.load(x, OWN, "cuda").cases for x in ("converge_continued", "converge_rates"))
+    assert arms in rates
+    assert {x.but_for("lr") for x in rates} == {arms.but_for("lr")}
+    assert len({x.options["lr"] for x in rates}) == 5
+
+
 EVERY_ARM = (
     Changes(),
     Changes(products="e4m3_tensorwise"),
+    Changes(products="e4m3_tensorwise_e5m2"),
+    Changes(products="e4m3_rowwise"),
     Changes(products="e4m3_1x128"),
     Changes(dtype="fp16"),
+    Changes(optimizer="twin_adamw_8bit"),
     Changes(gradients="int8"),
+    Changes(gradients="fp8"),
+    Changes(gradients="topk"),
     Changes(weights="2:4"),
     Changes(attention="linear"),
+    Changes(attention="static-50"),
+    Changes(attention="window-50"),
+    Changes(attention="random-50"),
     Changes(attention="dynamic-50"),
     Changes(attention="learned-50"),
     Changes(lost="1/5"),
     Changes(model="mamba2-1m-bytes"),
 )
+
+
+def test_arms_of_the_small_model_are_of_every_kind_that_a_cpu_can_train():
+    kinds = get_type_hints(Changes)
+    for field in ("products", "gradients", "weights"):
+        assert set(get_args(kinds[field])) == {getattr(x, field) for x in EVERY_ARM}, field
+    patterns = {x.attention.partition("-")[0] for x in EVERY_ARM}
+    assert patterns == {"", "linear", "static", "window", "random", "dynamic", "learned"}
+    assert {x.optimizer for x in EVERY_ARM} == {"", "twin_adamw_8bit"}, "libraries' are of a GPU"
+    assert {x.dtype for x in EVERY_ARM} == {"", "fp16"}
 
 
 @pytest.mark.training
@@ -612,3 +654,87 @@ def test_a_killed_program_goes_on_bitwise(catalog: Catalog, tmp_path: Path, monk
     assert steps[-64:] == list(range(64))
     assert made[0] == made[1]
     assert not (tmp_path / "scratch").exists(), "what is finished leaves nothing"
+
+
+@pytest.fixture
+def settled():
+    """Whether PyTorch's switch for deterministic algorithms holds, asked at each draw of a batch."""
+    seen: list[bool] = []
+    given = _text.Order.draw
+
+    def draw(self, step):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return given(self, step)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_text.Order, "draw", draw)
+        yield seen
+    torch.use_deterministic_algorithms(False)
+
+
+def test_a_training_that_is_to_repeat_bitwise_asks_for_deterministic_algorithms(catalog, settled, monkeypatch):
+    axes, given = {"B": 2, "S": 16, "N": 5}, {"model": "gpt2-tiny", "data": "synthetic", "target": 4.0}
+    plain = converge.WORKLOAD.case(axes, "fp32", "program", **given)
+    assert converge.WORKLOAD.case(axes, "fp32", "program", **given, deterministic=False) == plain
+    case = converge.WORKLOAD.case(axes, "fp32", "program", **given, deterministic=True)
+    assert case.name == plain.name.replace("-fp32", "-deterministic-fp32"), "its time is not that of the other"
+    assert case.spec == plain.spec, "and its answer is"
+    answered = []
+    compute = converge.answer.compute
+    monkeypatch.setattr(
+        converge.answer,
+        "compute",
+        lambda *x: (answered.append(torch.are_deterministic_algorithms_enabled()), compute(*x))[1],
+    )
+    made = {}
+    for one in (plain, case, plain):
+        settled.clear()
+        session = Session(Cpu(), 11, 0, Sampling(), Stages())
+        expected = converge.WORKLOAD.prepare(one, session)
+        arm = converge.assemble(one, Assembly(System("arm"), catalog))
+        made[one.name] = numbers(converge.measured(one, arm, session, expected))
+        assert set(settled) == {one is case}
+        assert answered.pop() is (one is case)
+        assert not torch.are_deterministic_algorithms_enabled()
+    assert made[plain.name] == made[case.name], "a CPU repeats bitwise anyway"
+
+
+def test_what_has_no_deterministic_form_says_so_and_cuda_asks_for_a_variable(monkeypatch):
+    monkeypatch.delenv(_deterministic.CUBLAS, raising=False)
+    said = "need CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment of the run"
+    with pytest.raises(Unavailable, match=said), _deterministic.held(True, "cuda"):
+        pass
+    with _deterministic.held(False, "cuda"):
+        assert not torch.are_deterministic_algorithms_enabled()
+    monkeypatch.setenv(_deterministic.CUBLAS, ":4096:8")
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    seen = []
+
+    def inside() -> None:
+        seen.append(torch.get_deterministic_debug_mode())  # 2: not warnings alone
+        raise RuntimeError("put_ does not have a deterministic implementation, but you set it. You can turn")
+
+    with (
+        pytest.raises(NotImplementedError, match=r"^put_ does not have a deterministic implementation.* it$"),
+        _deterministic.held(True, "cuda"),
+    ):
+        inside()
+    assert seen == [2]
+    with pytest.raises(RuntimeError, match="out of memory"), _deterministic.held(True, "cpu"):
+        raise RuntimeError("out of memory")
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory is filled
+
+
+@pytest.mark.parametrize("target", [4.0, 1.0])
+def test_a_target_that_is_met_before_the_first_step_says_nothing(arm, monkeypatch, target):
+    axes, given = {"B": 2, "S": 16, "N": 5}, {"model": "gpt2-tiny", "data": "synthetic"}
+    case = converge.WORKLOAD.case(axes, "fp32", "program", **given, target=target)
+    session = Session(Cpu(), 11, 0, Sampling(), Stages())
+
+    def told(case) -> tuple[str, ...]:
+        return converge.measured(case, arm.make(Changes(attention="window-50")), session, None).remarks
+
+    assert converge.MET not in told(case)
+    monkeypatch.setattr(_training.tasks, "bits", lambda *_: target)
+    assert converge.MET in told(case)

@@ -35,7 +35,7 @@ changes = {{ gradients = "int8" }}
 [[cases]]
 operator = "converge"
 axes = {{ B = 2, S = 16, N = {steps} }}
-options = {{ model = "gpt2-tiny", data = "synthetic" }}
+options = {{ model = "gpt2-tiny", data = "synthetic", deterministic = true }}
 dtype = "fp32"
 pass = "program"
 implementations = ["int8", "torch"]

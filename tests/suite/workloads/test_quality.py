@@ -13,11 +13,13 @@ import pytest
 import torch
 from kernelmark.registry.store.record import Case
 from kernelmark.suite import cli
+from kernelmark.suite import plan as plans
 from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.session import Session
 from kernelmark.suite.measure.stages import Stages
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect, Unavailable
+from kernelmark.suite.model import chosen
 from kernelmark.suite.system import Assembly, Changes, System
 from kernelmark.suite.workloads import _text, _weights, converge, quality
 from kernelmark.suite.workloads._lm_eval import MADE, accuracy, continued, examples, language_model, score
@@ -83,6 +85,66 @@ def test_a_wrong_kernel_is_incorrect(exchange):
 
     with pytest.raises(Incorrect, match="KL divergence .* nats a byte, allowed 1e-05"):
         exchange(System("torch"), parts={"activation": relu})
+
+
+def exchanged_alone(catalog):
+    """Model and system of each row of plan `quality_parts` but the base's."""
+    plan = plans.load("quality_parts", catalog, "cuda")
+    systems = {x.name: x for x in plan.systems}
+    return [
+        (str(case.options["model"]), systems[x])
+        for case in plan.cases
+        for x in plan.only[case.full_name]
+        if x != "torch"
+    ]
+
+
+def test_a_plan_exchanges_every_part_of_a_model_by_itself(catalog):
+    """What is put in for each part is PyTorch's but for one, and ours is put in for each that logits need."""
+    ours: dict[str, set[str]] = {}
+    for name, system in exchanged_alone(catalog):
+        model = chosen(catalog.models, name)
+        assembly = Assembly(system, catalog)
+        parts = model.model.parts(model.configuration, 2, 64)
+        put_in = {x.operator: assembly.implementation(x.name, x.operator, "cuda") for x in parts}
+        ((operator, other),) = [(x, y) for x, y in put_in.items() if y.name != "torch"]
+        assert system.parts == {operator: other.name}
+        if other.provider == "kernelmark":
+            ours.setdefault(name, set()).add(operator)
+    assert ours == {
+        "gpt2-86m-bytes": {"layer_norm", "attention", "gelu"},
+        "mamba2-86m-bytes": {"rms_norm", "add_rms_norm", "causal_conv1d", "ssd", "gated_rms_norm"},
+    }
+
+
+COMPILED = (
+    pytest.mark.minutes,  # compiled for CPUs
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),  # which torch's compiler uses
+)
+
+
+@pytest.mark.parametrize(
+    ("operator", "by"),
+    [
+        ("attention", "sdpa_math"),
+        *(pytest.param(x, "kernelmark_cpu", marks=COMPILED) for x in ("attention", "layer_norm", "gelu")),
+    ],
+)
+def test_a_single_part_exchanged_in_a_checkpoint_costs_no_more_than_rounding(exchange, monkeypatch, operator, by):
+    """It is called, at least once a layer, and PyTorch's are for all other parts."""
+    called: list[tuple[str, str]] = []
+    given = Assembly.call
+
+    def call(self, part, of, *rest):
+        made, name = given(self, part, of, *rest), self.implementation(part, of, rest[-1]).name
+        return lambda *x, **y: (called.append((of, name)), made(*x, **y))[1]
+
+    monkeypatch.setattr(Assembly, "call", call)
+    found = exchange(System("alone", parts={operator: by})).samples
+    assert called.count((operator, by)) >= 2
+    assert {name for of, name in called if of != operator} == {"torch"}
+    assert found["kl"][0] < 1e-8
+    assert abs(found["quality_change"][0]) < 1e-6
 
 
 def test_another_function_is_told_and_not_refused(exchange):
