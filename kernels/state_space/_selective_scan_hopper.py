@@ -4,8 +4,10 @@ What bounds the scan is the exponential unit, so the warps that keep it busy do 
 elsewhere. A program has BLOCK channels of one sequence and three partitions of warps, which pass chunks of TOKENS
 tokens through a ring of STAGES buffers in shared memory:
 
-* `_producer` reads delta, u, B and C, and writes Δ, Δ · u, B and C in fp32, tokens in vectors of 8. So a number of
-  B and C is converted once, and not once for each channel that uses it.
+* `_producer` reads delta, u, B and C, and writes Δ and Δ · u in fp32, tokens in vectors of 8, and B and C: of 16
+  bits, as one word of both. Every scanning thread reads all of its numbers' B and C, and it is the bytes that a
+  multiprocessor's threads get of its shared memory, 128 a cycle, that count: 272 cycles a token in fp32 with 256
+  channels, beside the exponential unit's 296, and 144 as words, for two more instructions a number to unpack.
 * `_scan` has the states in registers, LANES threads to a channel, each with some numbers of the state of CHANNELS
   channels. A number of a state takes one exponential, two products and two multiply-adds. A thread writes its part
   of the sum C · h; nothing is exchanged between threads on the way from one token to the next.
@@ -88,7 +90,9 @@ class Sizes(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """STAGES chunks in shared memory, fp32: steps Δ, given Δ · u, B, C and parts of the sums; and barriers."""
+    """STAGES chunks in shared memory, fp32: steps Δ, given Δ · u, B, C and parts of the sums; and barriers. Where
+    B and C are packed, both are B, words with C's 16 bits below.
+    """
 
     steps: Any
     given: Any
@@ -124,11 +128,12 @@ class Shape(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """Known when compiling: whether states are written and not y; what there is; whether steps go through
-    softplus; and whether the sequence is whole chunks.
+    """Known when compiling: whether states are written and not y; whether B and C are packed; what there is;
+    whether steps go through softplus; and whether the sequence is whole chunks.
     """
 
     KEEP: bool
+    PACKED: bool
     HAS_D: bool
     HAS_Z: bool
     HAS_BIAS: bool
@@ -243,6 +248,25 @@ def _wide(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
     return y
 
 
+@gluon.jit
+def _packed(b, c):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Words of two numbers of 16 bits, c's below."""
+    return (b.to(gl.int16, bitcast=True).to(gl.int32) << 16) | (c.to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF)
+
+
+@gluon.jit
+def _unpacked(words, TYPE: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The inverse of `_packed`, in fp32."""
+    CODE: gl.constexpr = (
+        "and.b32 $0, $2, 0xffff0000; shl.b32 $1, $2, 16;"
+        if gl.bfloat16 == TYPE
+        else "{ .reg .b16 b, c; mov.b32 {c, b}, $2; cvt.f32.f16 $0, b; cvt.f32.f16 $1, c; }"
+    )
+    return gl.inline_asm_elementwise(
+        CODE, "=&r,=r,r", [words], dtype=(gl.float32, gl.float32), is_pure=True, pack=1
+    )
+
+
 @gluon.constexpr_function
 def _tile(rows, warps=4):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(rows, tokens): vectors of 8 tokens, two of them beside each other so that whole sectors are read.
@@ -350,8 +374,8 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     PIECES: gl.constexpr = TOKENS // PIECE
     step_tile = viewed(ring.steps, gl.float32, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
     given_tile = viewed(ring.given, gl.float32, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
-    b_tile = viewed(ring.B, gl.float32, [STAGES * PIECES, PIECE, N], flat)
-    c_tile = viewed(ring.C, gl.float32, [STAGES * PIECES, PIECE, N], flat)
+    b_tile = viewed(ring.B, ring.B.dtype, [STAGES * PIECES, PIECE, N], flat)
+    c_tile = viewed(ring.C, ring.C.dtype, [STAGES * PIECES, PIECE, N], flat)
     stage = 0
     phase = 1
     for begin in range(0, S, TOKENS):
@@ -361,8 +385,8 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             present = (n < N)[:, None] & (s + i < S)[None, :]
             step = _wide(gl.load(from_delta + s, inside, 0.0)) + offset[:, None]
             x = _wide(gl.load(from_u + s, inside, 0.0))
-            into = gl.load(from_B + gl.cast(s, gl.int64) * B_s, present, 0.0).to(gl.float32)
-            out = gl.load(from_C + gl.cast(s, gl.int64) * C_s, present, 0.0).to(gl.float32)
+            into = gl.load(from_B + gl.cast(s, gl.int64) * B_s, present, 0.0)
+            out = gl.load(from_C + gl.cast(s, gl.int64) * C_s, present, 0.0)
             if flags.SOFTPLUS:
                 step = _softplus(step)
             if not flags.EVEN:
@@ -372,17 +396,22 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             at = stage * PIECES + piece
             step_tile.index(at).permute((2, 0, 1, 3)).store(gl.reshape(step, [BLOCK, PIECE // 8, 2, 4]))
             given_tile.index(at).permute((2, 0, 1, 3)).store(gl.reshape(step * x, [BLOCK, PIECE // 8, 2, 4]))
-            b_tile.index(at).permute((1, 0)).store(into)
-            c_tile.index(at).permute((1, 0)).store(out)
+            if flags.PACKED:
+                b_tile.index(at).permute((1, 0)).store(_packed(into, out))
+            else:
+                b_tile.index(at).permute((1, 0)).store(into.to(gl.float32))
+                c_tile.index(at).permute((1, 0)).store(out.to(gl.float32))
         mbarrier.arrive(ring.ready.index(stage), count=1)
         stage, phase = advance(stage, phase, STAGES)
 
 
 @gluon.jit
 def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    A, kept, ring, sizes, shape: gl.constexpr, KEEP: gl.constexpr
+    inputs, kept, ring, sizes, shape: gl.constexpr, flags: gl.constexpr
 ):
     """The states, and each thread's part of C · h, or with KEEP the states before every fourth token."""
+    KEEP: gl.constexpr = flags.KEEP
+    PACKED: gl.constexpr = flags.PACKED
     N: gl.constexpr = shape.N
     BLOCK: gl.constexpr = shape.BLOCK
     LANES: gl.constexpr = shape.LANES
@@ -402,12 +431,13 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
     there = (d < channels)[:, None, None]
     number = (group * PART)[None, :, None] + k[None, None, :]
     # A power without a factor: A times log₂e.
-    rates = gl.load(A + d.to(gl.int64)[:, None, None] * N + number, there, 0.0).to(gl.float32) * LOG2E
-    to = kept + (b * chunks * N + number) * channels + d[:, None, None]
+    rates = gl.load(inputs.A + d.to(gl.int64)[:, None, None] * N + number, there, 0.0).to(gl.float32) * LOG2E
+    groups = gl.cdiv(channels, 32)
+    to = kept + ((b * chunks * groups + d[:, None, None] // 32) * N + number) * 32 + d[:, None, None] % 32
     h = gl.zeros([BLOCK, LANES, PART], gl.float32, state)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    b_rows = viewed(ring.B, gl.float32, [STAGES * TOKENS, LANES, PART], flat)
-    c_rows = viewed(ring.C, gl.float32, [STAGES * TOKENS, LANES, PART], flat)
+    b_rows = viewed(ring.B, ring.B.dtype, [STAGES * TOKENS, LANES, PART], flat)
+    c_rows = viewed(ring.C, ring.C.dtype, [STAGES * TOKENS, LANES, PART], flat)
     stage = 0
     phase = 0
     for s in range(0, S, TOKENS):
@@ -427,17 +457,20 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
             for i in gl.static_range(8):
                 if KEEP and i % 4 == 0:
                     token = s + (v - begin) * 8 + i
-                    gl.store(to + gl.cast(token // 4, gl.int64) * N * channels, h, there & (token < S))
+                    gl.store(to + gl.cast(token // 4, gl.int64) * groups * (N * 32), h, there & (token < S))
                 if i < 7:
                     next_into = b_rows.index(v * 8 + i + 1).load(numbers)
                     next_decay = _exp2(dt[i + 1][:, None, None] * rates)
                 else:
                     next_into = b_rows.index(ahead * 8).load(numbers)
                     next_decay = _exp2(next_dt[0][:, None, None] * rates)
+                if PACKED:
+                    into, out = _unpacked(into, inputs.B.dtype.element_ty)
                 # h ← exp(Δ A) h + Δ B u, and the part of C · h
                 h = h * decay + x[i][:, None, None] * into[None, :, :]
                 if not KEEP:
-                    out = c_rows.index(v * 8 + i).load(numbers)
+                    if not PACKED:
+                        out = c_rows.index(v * 8 + i).load(numbers)
                     total = total + (gl.sum(h * out[None, :, :], 2),)
                 decay = next_decay
                 into = next_into
@@ -524,8 +557,10 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     # Of a vector of 8 tokens two fours, apart, so that those of neighbouring channels lie side by side.
     steps = gl.allocate_shared_memory(gl.float32, [STAGES * TOKENS // 8, 2, BLOCK, 2, 2], split)
     given = gl.allocate_shared_memory(gl.float32, [STAGES * TOKENS // 8, 2, BLOCK, 2, 2], split)
-    ins = gl.allocate_shared_memory(gl.float32, [STAGES, TOKENS, N], flat)
-    outs = gl.allocate_shared_memory(gl.float32, [STAGES, TOKENS, N], flat)
+    ins = gl.allocate_shared_memory(gl.int32 if flags.PACKED else gl.float32, [STAGES, TOKENS, N], flat)
+    outs = ins
+    if not flags.PACKED:
+        outs = gl.allocate_shared_memory(gl.float32, [STAGES, TOKENS, N], flat)
     sums = gl.allocate_shared_memory(gl.float32, [STAGES * TOKENS // 8, LANES, 2, BLOCK, 2, 2], parted)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -535,7 +570,7 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     ring = Ring(steps, given, ins, outs, sums, ready, done)
     gl.warp_specialize(
         [
-            (_scan, (inputs.A, kept, ring, sizes, shape, flags.KEEP)),
+            (_scan, (inputs, kept, ring, sizes, shape, flags)),
             (_producer, (inputs, ring, sizes, strides, shape, flags)),
             (_epilogue, (inputs, y, ring, sizes, strides, shape, flags)),
         ],
@@ -572,7 +607,9 @@ def states(
     softplus: bool,
     plan: Plan | None = None,
 ) -> None:
-    """Writes the states before every fourth token to kept (B, at least S / 4, N, D); as `forward` otherwise."""
+    """Writes the states before every fourth token to kept (B, at least S / 4, D / 32, N, 32), channels in groups
+    of 32; as `forward` otherwise.
+    """
     _run(None, kept, u, delta, A, B, C, None, None, bias, softplus, plan)
 
 
@@ -603,7 +640,9 @@ def _run(
     strides = Strides(u.stride()[:2], delta.stride()[:2], B.stride(), C.stride(), gate.stride()[:2])
     shape = Shape(N, plan.block, plan.channels, plan.lanes, plan.tokens, piece, plan.stages)
     there = (D is not None, z is not None, bias is not None)
-    flags = Flags(kept is not None, *there, softplus, S % plan.tokens == 0)
+    # Of B alone, which is all that states need, a word has one number either way.
+    packed = kept is None and B.element_size() == 2
+    flags = Flags(kept is not None, packed, *there, softplus, S % plan.tokens == 0)
     with on(u):
         _forward[(batch * cdiv(channels, plan.block),)](
             inputs, u if y is None else y, A if kept is None else kept,

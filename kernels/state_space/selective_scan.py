@@ -19,8 +19,10 @@ On compute capability 9.0 both forward passes are done by a kernel of its own, `
 states of the sizes that it names.
 
 Gradients come from a reverse scan over chunks of VEC tokens, from states that a forward pass keeps at the
-chunks' beginnings. The gradients of B and C are sums over channels: a product with ones, in the tensor cores,
-adds those of a program, a second kernel those of all programs in a fixed order. Results repeat bit by bit.
+chunks' beginnings. The gradients of B and C are sums over channels: `_channel_sums.py` adds those of a program,
+by tensor cores and within registers, a second kernel those of all programs in a fixed order. Results repeat bit
+by bit. With a state of 16 that is 20 instructions a channel, token and number of the state, of which 12 are the
+products and sums of the gradients themselves.
 """
 
 # ruff: noqa: RUF005  # Triton has no starred expressions: tuples grow by addition
@@ -37,6 +39,7 @@ import triton.language as tl
 
 from .._common import (
     INTERPRETED,
+    assembles,
     capability,
     cdiv,
     check,
@@ -46,10 +49,10 @@ from .._common import (
     on,
     operator,
     power_of_2,
-    tf32,
 )
-from .._pointwise import silu, softplus
+from .._pointwise import sigmoid, silu, silu_slope, softplus
 from ..convolution.causal_conv1d import pack, unpack
+from ._channel_sums import added, fours
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -67,7 +70,7 @@ BLOCK = 32 if INTERPRETED else 128
 
 WARPS = 2
 
-BACKWARD_BLOCK = 16 if INTERPRETED else 32
+BACKWARD_BLOCK = 32
 """Channels of a program, backward: one a thread of one warp."""
 
 BACKWARD_WARPS = 1
@@ -81,6 +84,12 @@ SEGMENT = 8 if INTERPRETED else 512
 BUSY = 4
 """Warps of a multiprocessor up to which sequences are cut into segments: one a scheduler. More would cost more
 in first passes over segments than they hide of waiting."""
+
+BACKWARD_SEGMENT = 8 if INTERPRETED else 128
+
+BACKWARD_BUSY = 8
+"""The same, backward: a first pass is a quarter of the instructions there, and with two warps a scheduler issues
+1.6 times as many as with one. More do not fit its registers."""
 
 
 def selective_scan(
@@ -243,10 +252,30 @@ def _by_channel(x, d, inside, THERE: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit
-def _both(pairs, s, n, N: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(B, C) of token s: one load of 8 bytes, the same for all threads."""
-    value = tl.load(pairs + tl.cast(s, tl.int64) * N + n)
+def _both(at):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(B, C) of a number of the state: one load of 8 bytes, the same for all threads."""
+    value = tl.load(at)
     return value.to(tl.int32).to(tl.float32, bitcast=True), (value >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _two(at):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """B, and C, of an even number of the state and the one behind it: one load of 16 bytes, the same for all
+    threads.
+    """
+    if assembles():
+        into0, out0, into1, out1 = tl.inline_asm_elementwise(
+            "ld.global.v4.b32 {$0, $1, $2, $3}, [$4];",
+            "=r,=r,=r,=r,l",
+            [at.to(tl.int64)],
+            dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        into0, out0 = _both(at)
+        into1, out1 = _both(at + 1)
+    return (into0, into1), (out0, out1)
 
 
 @triton.jit
@@ -314,12 +343,12 @@ def _enter(states, b, segment, segments, d, channels, inside, shape: tl.constexp
 
 
 @triton.jit
-def _states(kept, s, channels, inside, N: tl.constexpr, VEC: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The state before the chunk that begins with token s, of those kept (chunks, N, D)."""
-    states = ()
-    for n in tl.static_range(N):
-        states = states + (tl.load(kept + (tl.cast(s // VEC, tl.int64) * N + n) * channels, inside, 0.0),)
-    return states
+def _kept(kept, b, chunks, channels, d, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(pointers to the first number of channels d before a sequence's first chunk, numbers that a chunk takes), of
+    states that are kept: (B, chunks, D / 32, N, 32), so that a channel's numbers lie as far apart in all shapes.
+    """
+    groups = tl.cdiv(channels, 32)
+    return kept + ((b * chunks * groups + d // 32) * (N * 32) + d % 32), groups.to(tl.int64) * (N * 32)
 
 
 @triton.jit
@@ -328,7 +357,7 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
 ):
     """BLOCK channels of one segment of one sequence.
 
-    With KEEP there is no y: the states at the beginnings of chunks go to kept (B, chunks, N, D) instead.
+    With KEEP there is no y: the states at the beginnings of chunks go to kept `_kept`'s memory instead.
     """
     N: tl.constexpr = shape.N
     VEC: tl.constexpr = shape.VEC
@@ -345,6 +374,8 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     delta = _row(given.delta, delta_rows, b, wide)
     z = _row(given.z, z_rows, b, wide)
     y += (b * channels + wide) * S
+    if KEEP:
+        kept, of_chunk = _kept(kept, b, PADDED // VEC, channels, d, N)
     offset = _by_channel(given.bias, d, inside, shape.HAS_BIAS)
     skip = _by_channel(given.D, d, inside, shape.HAS_D)
     begin = segment * LENGTH
@@ -363,23 +394,24 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
         ahead = s + VEC
         if KEEP:
             for n in tl.static_range(N):
-                at = kept + ((b * (PADDED // VEC) + s // VEC) * N + n) * channels + d
-                tl.store(at, h[n], inside)
+                tl.store(kept + s // VEC * of_chunk + n * 32, h[n], inside)
         # Beyond the segment's end there is nothing to read ahead: mask out, do not branch.
         next_delta = _tokens(delta + ahead, ahead, end, inside, VEC, EVEN)
         next_u = _tokens(u + ahead, ahead, end, inside, VEC, EVEN)
         if shape.HAS_Z:
             next_z = _tokens(z + ahead, ahead, end, inside, VEC, EVEN)
+        row = pairs + tl.cast(s, tl.int64) * N
         results = ()
         for i in tl.static_range(VEC):
             enters = steps[i] * tokens[i]
             total = tl.zeros([BLOCK], tl.float32)
             after = ()
-            for n in tl.static_range(N):
-                into, out = _both(pairs, s + i, n, N)
-                new = h[n] * tl.exp2(steps[i] * rates[n]) + into * enters
-                total += out * new
-                after = after + (new,)
+            for n in tl.static_range(0, N, 2):
+                into, out = _two(row + (i * N + n))
+                for k in tl.static_range(2):
+                    new = h[n + k] * tl.exp2(steps[i] * rates[n + k]) + into[k] * enters
+                    total += out[k] * new
+                    after = after + (new,)
             h = after
             results = results + (total,)
         if not KEEP:
@@ -435,12 +467,14 @@ def _ends(  # type: ignore[no-untyped-def]  # Triton's types are its own
         ahead = t + VEC
         next_delta = _tokens(delta + ahead, ahead, end, inside, VEC, EVEN)
         next_u = _tokens(u + ahead, ahead, end, inside, VEC, EVEN)
+        row = pairs + tl.cast(t, tl.int64) * N
         for i in tl.static_range(VEC):
             enters = steps[i] * tokens[i]
             after = ()
-            for n in tl.static_range(N):
-                into = _both(pairs, t + i, n, N)[0]
-                after = after + (h[n] * tl.exp2(steps[i] * rates[n]) + into * enters,)
+            for n in tl.static_range(0, N, 2):
+                into = _two(row + (i * N + n))[0]
+                for k in tl.static_range(2):
+                    after = after + (h[n + k] * tl.exp2(steps[i] * rates[n + k]) + into[k] * enters,)
             h = after
     for n in tl.static_range(N):
         tl.store(ends + ((b * segments + segment + 1) * N + n) * channels + d, h[n], inside)
@@ -511,66 +545,55 @@ def _ends_reverse(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if shape.HAS_Z:
             dy *= silu(_tokens(z + s, s, S, inside, VEC, EVEN).to(tl.float32))
         dys = unpack(dy)
+        row = pairs + tl.cast(s, tl.int64) * N
         for i in tl.static_range(VEC - 1, -1, -1):
             before = ()
-            for n in tl.static_range(N):
-                out = _both(pairs, s + i, n, N)[1]
-                before = before + ((q[n] + out * dys[i]) * tl.exp2(steps[i] * rates[n]),)
+            for n in tl.static_range(0, N, 2):
+                out = _two(row + (i * N + n))[1]
+                for k in tl.static_range(2):
+                    before = before + ((q[n + k] + out[k] * dys[i]) * tl.exp2(steps[i] * rates[n + k]),)
             q = before
     for n in tl.static_range(N):
         tl.store(ends + ((b * segments + segment - 1) * N + n) * channels + d, q[n], inside)
 
 
 @triton.jit
-def _plus(a, b):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The sum of two tuples, number by number."""
-    total = ()
-    for i in tl.static_range(len(a)):
-        total = total + (a[i] + b[i],)
-    return total
-
-
-@triton.jit
-def _chunk(h, q, rate, n, s, pairs, steps, enters, dys, N: tl.constexpr, VEC: tl.constexpr):  # type: ignore[no-untyped-def]
+def _chunk(h, q, gradient, rate, ins, outs, steps, enters, dys, sums, VEC: tl.constexpr):  # type: ignore[no-untyped-def]
     """One number of the state through a chunk, forward and back.
 
-    From h before the chunk and q behind it to (q before it, its part of y, of Σ B · e and of Σ A · e · a · h,
-    the gradient of A, the products whose sums over channels are the gradients of B and of C).
+    From h before the chunk and q behind it to q before it; to the gradient of A is added Σ A · e · a · h, to the
+    token's `sums` of y, of Σ B · e and of the steps' gradient what is this number's. Last come the products whose
+    sums over channels are the gradients of B and of C.
     """
     decays = ()
     before = ()
     after = ()
-    ins = ()
-    outs = ()
     for i in tl.static_range(VEC):
-        into, out = _both(pairs, s + i, n, N)
         decay = tl.exp2(steps[i] * rate)
         # h ← decay h + Δ B u
         kept = decay * h
-        h = kept + into * enters[i]
+        h = kept + ins[i] * enters[i]
         decays = decays + (decay,)
         before = before + (kept,)
         after = after + (h,)
-        ins = ins + (into,)
-        outs = outs + (out,)
-    y = ()
-    x = ()
-    step = ()
+    y, x, step = sums
+    more_y = ()
+    more_x = ()
+    more_step = ()
     of_B = ()
     of_C = ()
-    of_A = tl.zeros(h.shape, tl.float32)
     for i in tl.static_range(VEC - 1, -1, -1):
         # e = C · dy + q
         e = outs[i] * dys[i] + q
         r = e * before[i]
-        of_A += r * steps[i]
-        y = (outs[i] * after[i],) + y
-        x = (ins[i] * e,) + x
-        step = (r * rate,) + step
+        gradient += r * steps[i]
+        more_y = (y[i] + outs[i] * after[i],) + more_y
+        more_x = (x[i] + ins[i] * e,) + more_x
+        more_step = (step[i] + r * rate,) + more_step
         of_B = (e * enters[i],) + of_B
         of_C = (after[i] * dys[i],) + of_C
         q = decays[i] * e
-    return q, y, x, step, of_A, of_B + of_C
+    return q, gradient, (more_y, more_x, more_step), of_B + of_C
 
 
 @triton.jit
@@ -601,13 +624,13 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     sum_D = tl.zeros([BLOCK], tl.float32)
     sum_bias = tl.zeros([BLOCK], tl.float32)
     chunks = PADDED // VEC
-    kept += b * chunks * N * channels + d
+    kept, of_chunk = _kept(kept, b, chunks, channels, d, N)
     parts = results.parts + (block * batch + b) * chunks * (N * 8)
     begin = segment * LENGTH
     end = tl.minimum(begin + LENGTH, S)
     j = tl.arange(0, VEC)
-    ones = tl.full([16, BLOCK], 1.0, tl.float32)
-    column = tl.arange(0, 16)
+    pair = tl.arange(0, 8)[None, :]
+    place = tl.arange(0, 16)[:, None] + pair * 16
     s = begin + (tl.cdiv(end - begin, VEC) - 1) * VEC
     raw_delta = _tokens(delta + s, s, S, inside, VEC, EVEN)
     raw_u = _tokens(u + s, s, S, inside, VEC, EVEN)
@@ -615,7 +638,9 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     raw_z = raw_dout
     if shape.HAS_Z:
         raw_z = _tokens(z + s, s, S, inside, VEC, EVEN)
-    states = _states(kept, s, channels, inside, N, VEC)
+    states = ()
+    for n in tl.static_range(N):
+        states = states + (tl.load(kept + s // VEC * of_chunk + n * 32, inside, 0.0),)
     for back in range(0, tl.cdiv(end - begin, VEC)):
         chunk = (end - begin + VEC - 1) // VEC - 1 - back
         s = begin + chunk * VEC
@@ -624,23 +649,22 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         now_u = raw_u
         now_dout = raw_dout
         now_z = raw_z
-        now = states
         # The chunk before this one is on its way while this one is computed.
         t = tl.maximum(s - VEC, begin)
+        from_kept = kept + t // VEC * of_chunk
         raw_delta = _tokens(delta + t, t, S, inside, VEC, EVEN)
         raw_u = _tokens(u + t, t, S, inside, VEC, EVEN)
         raw_dout = _tokens(dout + t, t, S, inside, VEC, EVEN)
         if shape.HAS_Z:
             raw_z = _tokens(z + t, t, S, inside, VEC, EVEN)
-        states = _states(kept, t, channels, inside, N, VEC)
         steps = _steps(raw, offset, s, S, shape.SOFTPLUS, EVEN)
         wide_u = now_u.to(tl.float32)
         wide_dout = now_dout.to(tl.float32)
         dy = wide_dout
-        gate = wide_dout
+        gate_slope = wide_dout
         if shape.HAS_Z:
-            gate = now_z.to(tl.float32)
-            dy = wide_dout * silu(gate)
+            gate, gate_slope = silu_slope(now_z.to(tl.float32))
+            dy = wide_dout * gate
         dys = unpack(dy)
         tokens = unpack(wide_u)
         enters = ()
@@ -648,40 +672,64 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         for i in tl.static_range(VEC):
             enters = enters + (steps[i] * tokens[i],)
             zero = zero + (tl.zeros([BLOCK], tl.float32),)
-        sum_y, sum_x, sum_step = zero, zero, zero
+        row = pairs + tl.cast(s, tl.int64) * N
+        sums = (zero, zero, zero)
         next_q = ()
         next_gradient = ()
+        next_states = ()
+        waiting = ()
+        totals = tl.zeros([16, 8], tl.float32)
+        to_parts = parts + tl.cast(chunk, tl.int64) * (N * 8)
         for n in tl.static_range(0, N, 2):
-            h0 = now[n]
-            h1 = now[n + 1]
-            q0, y0, x0, step0, A0, products0 = _chunk(h0, q[n], rates[n], n, s, pairs, steps, enters, dys, N, VEC)
-            q1, y1, x1, step1, A1, products1 = _chunk(
-                h1, q[n + 1], rates[n + 1], n + 1, s, pairs, steps, enters, dys, N, VEC
-            )
-            next_q = next_q + (q0, q1)
-            next_gradient = next_gradient + (gradient[n] + A0, gradient[n + 1] + A1)
-            sum_y = _plus(sum_y, _plus(y0, y1))
-            sum_x = _plus(sum_x, _plus(x0, x1))
-            sum_step = _plus(sum_step, _plus(step0, step1))
-            products = tl.reshape(tl.join(pack(products0), pack(products1)), [BLOCK, 16])
-            to_parts = parts + (tl.cast(chunk, tl.int64) * (N // 2) + n // 2) * 16
+            ins = ((), ())
+            outs = ((), ())
+            for i in tl.static_range(VEC):
+                into, out = _two(row + (i * N + n))
+                ins = (ins[0] + (into[0],), ins[1] + (into[1],))
+                outs = (outs[0] + (out[0],), outs[1] + (out[1],))
+            products = ()
+            for k in tl.static_range(2):
+                new_q, new_gradient, sums, new_products = _chunk(
+                    states[n + k],
+                    q[n + k],
+                    gradient[n + k],
+                    rates[n + k],
+                    ins[k],
+                    outs[k],
+                    steps,
+                    enters,
+                    dys,
+                    sums,
+                    VEC,
+                )
+                next_q = next_q + (new_q,)
+                next_gradient = next_gradient + (new_gradient,)
+                products = products + (pack(new_products),)
+                next_states = next_states + (tl.load(from_kept + (n + k) * 32, inside, 0.0),)
             # dB and dC: 1ᵀ · (Δ u e, dy h)
+            numbers = tl.reshape(tl.join(products[0], products[1]), [BLOCK, 16])
             if EXACT:
-                tl.store(to_parts + column, tl.sum(products, 0))
+                tl.store(to_parts + (n // 2) * 16 + tl.arange(0, 16), tl.sum(numbers, 0))
             else:
-                total = tl.dot(ones, products, input_precision=tf32())
-                row = tl.arange(0, 16)[:, None]
-                tl.store(to_parts + column[None, :] + row * 0, total, (row == 0) & (column >= 0)[None, :])
+                # Of the two before: in the time that their products take, these are computed.
+                if n > 0:
+                    totals = tl.where(pair == (n // 2 - 1) % 8, added(fours(waiting)), totals)
+                    if n % 16 == 0:
+                        tl.store(to_parts + (n // 16 - 1) * 128 + place, totals)
+                waiting = numbers
+        if not EXACT:
+            totals = tl.where(pair == (N // 2 - 1) % 8, added(fours(waiting)), totals)
+            tl.store(to_parts + (N - 2) // 16 * 128 + place, totals, (N - 2) // 16 * 8 + pair < N // 2)
+        sum_y, sum_x, sum_step = sums
         q = next_q
         gradient = next_gradient
+        states = next_states
         x = pack(sum_x)
         result = x * pack(steps) + skip[:, None] * dy
         # The steps' gradient: rates include log₂e.
         slope = pack(sum_step) * (1.0 / LOG2E) + x * wide_u
         if shape.SOFTPLUS:
-            value = raw.to(tl.float32) + offset[:, None]
-            small = tl.exp2(tl.abs(value) * -LOG2E)
-            slope *= tl.where(value >= 0.0, 1.0, small) / (1.0 + small)
+            slope *= sigmoid(raw.to(tl.float32) + offset[:, None])
         if EVEN:
             mask = inside[:, None] & (j < VEC)[None, :]
         else:
@@ -693,9 +741,7 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         sum_bias += tl.sum(slope, 1)
         sum_D += tl.sum(dy * wide_u, 1)
         if shape.HAS_Z:
-            s_gate = 1.0 / (1.0 + tl.exp2(gate * -LOG2E))
-            y = pack(sum_y) + skip[:, None] * wide_u
-            y *= wide_dout * s_gate * (1.0 + gate * (1.0 - s_gate))
+            y = (pack(sum_y) + skip[:, None] * wide_u) * (wide_dout * gate_slope)
             tl.store(results.dz + here, y.to(results.dz.dtype.element_ty), mask)
     piece = b * segments + segment
     for n in tl.static_range(N):
@@ -757,12 +803,14 @@ def _pairs(A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> tuple[torch.Ten
     return A.contiguous(), pairs.view(torch.int64), padded
 
 
-def _cut(u: torch.Tensor, block: int, warps: int, vec: int, segments: int) -> tuple[int, int]:
+def _cut(
+    u: torch.Tensor, block: int, warps: int, vec: int, segments: int, busy: int = BUSY, shortest: int = SEGMENT
+) -> tuple[int, int]:
     """(segments, tokens of each): so many that the device is busy, unless the number is given."""
     batch, channels, S = u.shape
     if not segments:
         programs = batch * cdiv(channels, block) * warps
-        segments = min(multiprocessors(u) * BUSY // programs, S // SEGMENT)
+        segments = min(multiprocessors(u) * busy // programs, S // shortest)
     # A multiple of what the compiler knows to be aligned, and of a chunk.
     unit = vec if INTERPRETED else 64
     length = cdiv(cdiv(S, max(segments, 1)), unit) * unit
@@ -888,7 +936,7 @@ def _launch_backward(
         A, pairs, padded = _pairs(A, B, C)
         N = A.shape[1]
         chunks = padded // vec
-        kept = torch.empty(batch, chunks, N, channels, dtype=torch.float32, device=u.device)
+        kept = torch.empty(batch, chunks, cdiv(channels, 32), N, 32, dtype=torch.float32, device=u.device)
         hopper = _hopper(u.device) if states and "backward" in HOPPER else None
         if hopper is not None and hopper.fits(u, A):
             hopper.states(kept, lined(u), lined(delta), A, B, C, delta_bias, delta_softplus)
@@ -900,8 +948,7 @@ def _launch_backward(
             )  # fmt: skip
         dout, u, delta = lined(dout), lined(u), lined(delta)
         gate = u if z is None else lined(z)
-        block = min(block, max(power_of_2(channels), 16))
-        segments, length = _cut(u, block, warps, vec, segments)
+        segments, length = _cut(u, block, warps, vec, segments, BACKWARD_BUSY, BACKWARD_SEGMENT)
         blocks = cdiv(channels, block)
         offset = A if delta_bias is None else delta_bias.contiguous()
         given = Inputs(u, delta, A, pairs, A if D is None else D.contiguous(), gate, offset)

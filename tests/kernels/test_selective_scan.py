@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from kernelmark.kernels.state_space import _selective_scan_hopper as hopper
 from kernelmark.kernels.state_space import selective_scan as module
+from kernelmark.kernels.state_space._channel_sums import added, fours
 from kernelmark.kernels.state_space.selective_scan import selective_scan
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.operators.selective_scan import OPERATOR, reference
@@ -34,6 +37,32 @@ def test_agrees_with_strides(agrees):
         }
 
     agrees("selective_scan", axes, change=parts)
+
+
+@triton.jit
+def _sums(numbers, fours_, sums):
+    """(32, 16) to the sums over fours of channels, (16, 8), and over all, in each of 8 columns."""
+    k = tl.arange(0, 16)
+    row = tl.arange(0, 32)[:, None]
+    parts = fours(tl.load(numbers + row * 16 + k[None, :]))
+    to = k[:, None] * 8 + tl.arange(0, 8)[None, :]
+    tl.store(fours_ + to, parts)
+    tl.store(sums + to, added(parts))
+
+
+def test_sums_over_channels():
+    """Each number's own, of four neighbours and of all."""
+    numbers = torch.randn(32, 16)
+    parts, sums = torch.empty(16, 8), torch.empty(16, 8)
+    _sums[(1,)](numbers, parts, sums)
+    torch.testing.assert_close(parts, numbers.view(8, 4, 16).sum(1).t(), rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(sums, numbers.sum(0)[:, None].expand(16, 8), rtol=2e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize(("channels", "N"), [(33, 17), (70, 20), (32, 36)])
+def test_gradients_of_many_numbers(agrees, channels, N):
+    """More than one group of channels, and states whose pairs do not fill a tile of sums, in 16 bits."""
+    agrees("selective_scan", {"B": 1, "D": channels, "S": 6, "N": N}, "fp16")
 
 
 def build(axes, pass_="forward"):
