@@ -38,6 +38,12 @@ last one to take leaves at 0 (`_grid_barrier.counter`). Tiles come in sections o
 says, the longest first, so that what is short evens out the end. Who computes a row does not change its
 numbers.
 
+Keys may come while the kernel runs, as those of other GPUs do (`forward_as_they_come`). Queries are those of two
+chunks then, and a tile is of one of them. It walks its own chunk as above, and then, with no mask, others in the
+order of a table (`_chunks.py`), which is that in which they come: the online softmax goes on from one to the next.
+Before the first block of a chunk the producer, and nobody else, waits until a word in memory says that it has
+come. What is waited for must need no multiprocessor: programs that wait may hold all of them.
+
 | barrier | one for | arrives | arrivals | waits, and the phase it starts at |
 |---|---|---|---|---|
 | `q.full` | each group's rows of Q | the producer's copy | 1, bytes | that group, 0 |
@@ -93,7 +99,11 @@ from .._pipeline import (
     tile_buffers,
     tile_queue,
 )
+from ._chunks import FIELDS as _FIELDS
+from ._chunks import TABLE as _TABLE
 from ._softmax import apply_mask, capped, first_block, last_values, scales, scores, skip_block, step, with_sink
+
+TABLE, FIELDS = gl.constexpr(_TABLE), gl.constexpr(_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,8 @@ class Config:
     beyond the last must be hidden; whether the first query may lie within a group; the values' head dimension;
     consumer groups, whether they take turns at the matrix units, buffers of K and of V, registers of a consumer's
     thread; what products of queries and keys are multiplied with before tanh, 0 without a cap; pieces that tiles
-    of Q and K have by columns, and columns of one, 0 for as many as values have; rows of a group, keys of a block.
+    of Q and K have by columns, and columns of one, 0 for as many as values have; rows of a group, keys of a block;
+    whether queries and keys are in chunks, as a table says.
     """
 
     width: int
@@ -120,6 +131,7 @@ class Config:
     part: int = 0
     rows: int = ROWS
     keys: int = KEYS
+    chunked: bool = False
 
     @property
     def columns(self) -> int:
@@ -184,7 +196,8 @@ def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 @aggregate
 class Grid:
     """The tiles of a launch: `n` of each of `heads`, B·H, of which a batch has `per_batch` and `groups` share a
-    key head, taken in sections of heads; a head's queries and keys; the place that tiles are aligned to.
+    key head, taken in sections of heads; a head's queries and keys; the place that tiles are aligned to. Of chunks
+    queries, keys and place are those of one, and of a head's tiles each half is of one chunk of queries.
     """
 
     n: gl.tensor
@@ -214,6 +227,8 @@ class Grid:
 def _tile(t, grid, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(batch·head, place of the first row, which may be negative, first and last block of keys) of tile t."""
     head, nth = sectioned(t, grid.n, grid.heads, grid.section)
+    if c.chunked:
+        nth = nth % (grid.n // 2)
     start = grid.end - (nth + 1) * (c.rows * c.groups)
     low = nth * 0  # a number of the device's, as it is under a window
     last = low + (grid.keys + c.keys - 1) // c.keys - 1
@@ -227,15 +242,55 @@ def _tile(t, grid, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
 
 
 @gluon.jit
+def _chunk(t, grid, chunks):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """What the table says of the chunk that tile t is of: where its queries begin, and its keys; how many blocks
+    of other keys its rows see; where the list of these keys' chunks begins.
+    """
+    _, nth = sectioned(t, grid.n, grid.heads, grid.section)
+    says = chunks + (TABLE + nth // (grid.n // 2) * FIELDS)
+    return gl.load(says), gl.load(says + 1), gl.load(says + 2), gl.load(says + 3)
+
+
+@gluon.jit
+def await_word(word, number):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Until a word that only goes up is `number` or more; what is copied into shared memory after that is as it
+    was when the word was written. For each thread, so that it does not matter which one asks for copies.
+    """
+    # System scope, as no thread of this device wrote it. By the difference, as numbers go round.
+    gl.inline_asm_elementwise(
+        """
+        {
+        .reg .pred before;
+        .reg .b32 found;
+        AGAIN:
+        ld.acquire.sys.global.b32 found, [$1];
+        sub.s32 found, found, $2;
+        setp.lt.s32 before, found, 0;
+        @before bra AGAIN;
+        bar.warp.sync 0xffffffff;
+        fence.proxy.async.global;
+        mov.b32 $0, 0;
+        }
+        """,
+        "=r,l,r,~{memory}", [word.to(gl.int64), number], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, pipes, grid, counter, c: gl.constexpr
+    q, k, v, pipes, grid, counter, chunks, begun, c: gl.constexpr
 ):
-    """Loads each tile's parts of Q and its blocks of K and V, the last keys first, and takes the next tile."""
+    """Loads each tile's parts of Q and its blocks of K and V, the last keys first, and takes the next tile. Blocks
+    of other chunks count on downwards: -1 is the first one's last.
+    """
     GROUPS: gl.constexpr = c.groups
     at_k = cursor(1, c.stages)
     at_v = cursor(1, c.stages)
     q_phase = 1
     tile_phase = 1
+    came = 0  # of the chunks that are waited for, those that are known to be there
+    if c.chunked:
+        each = gl.load(chunks + 1)
     total = grid.n * grid.heads
     t = gl.program_id(0)
     while t < total:
@@ -245,6 +300,12 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         key_head = head // grid.groups
         row = start - (grid.keys - grid.queries)
         key = last * c.keys
+        if c.chunked:
+            first_row, first_key, others, entry = _chunk(t, grid, chunks)
+            row += first_row
+            key += first_key
+            low -= others
+            change = last + 1  # the block with which another chunk begins
         # Keys do not wait for those who still use the queries before.
         pipes.k.fetch(at_k, k, [batch, key_head, key, 0], c.pieces)
         for i in gl.static_range(GROUPS):
@@ -255,6 +316,16 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             pipes.v.fetch(at_v, v, [batch, key_head, key - j * c.keys, 0])
             at_v = at_v.advanced()
             if j < last - low:
+                if c.chunked:  # noqa: SIM102  # known when it is compiled
+                    if j + 1 == change:
+                        number = gl.load(chunks + entry + 1)
+                        number = gl.where(number > 0, number + batch * each, 0)
+                        if number > came:
+                            await_word(chunks, begun + number)
+                            came = number
+                        key = gl.load(chunks + entry) + change * c.keys
+                        entry += 2
+                        change += grid.keys // c.keys
                 pipes.k.fetch(at_k, k, [batch, key_head, key - (j + 1) * c.keys, 0], c.pieces)
         t = take(counter, total)
         tile_phase = pipes.tiles.push(t, tile_phase)
@@ -262,7 +333,7 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, plain, lse, sinks, staged, pipes, grid, scale, c: gl.constexpr, GROUP: gl.constexpr
+    out, plain, lse, sinks, staged, pipes, grid, scale, chunks, c: gl.constexpr, GROUP: gl.constexpr
 ):
     """One group's rows of every tile: online softmax in base 2 over blocks of keys, the last keys first. In the
     loop K runs one block ahead of V. A sink is counted when a tile's keys are.
@@ -294,6 +365,9 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     t = gl.program_id(0)
     while t < total:
         head, start, low, last = _tile(t, grid, c)
+        if c.chunked:
+            first_row, _, others, _ = _chunk(t, grid, chunks)
+            low -= others
         own = start + GROUP * c.rows
         outside = (own + c.rows <= ahead) | (own >= grid.keys)
         # Blocks of keys that this group begins and ends with.
@@ -353,19 +427,29 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             row_max, row_sum, shrunk, empty = with_sink(state.row_max, row_sum, sinks, head % grid.per_batch)
             level = gl.where(empty, float("inf"), row_max + gl.log2(row_sum))
             stored = (rows + row >= 0) & (rows + row < grid.queries)
-            gl.store(lse + (head * grid.queries + row) + rows, level, mask=stored)
+            line = head * grid.queries + row
+            if c.chunked:
+                row += first_row
+                line = head * 2 * grid.queries + row
+            gl.store(lse + line + rows, level, mask=stored)
             share = gl.where(empty, 0.0, shrunk / row_sum)
             acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
-            if c.straddled and row < 0:
-                _write(out, plain, acc, head, row, grid, c)
-            elif c.staged == c.width:
-                _copy(out, acc, staged.index(GROUP), head, row, grid, 0)
-            else:
-                left, right = gl.split(acc.reshape([ROWS, 2, c.staged]).permute((0, 2, 1)))
-                _copy(out, left, staged.index(GROUP), head, row, grid, 0)
-                _copy(out, right, staged.index(GROUP), head, row, grid, c.staged)
+            _store(out, plain, acc, staged.index(GROUP), head, row, grid, c)
         t, tile_phase = pipes.tiles.pop(tile_phase)
     tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def _store(out, plain, acc, staged, head, row, grid, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """A group's results of rows from `row` on, in one piece or in two."""
+    if c.straddled and row < 0:
+        _write(out, plain, acc, head, row, grid, c)
+    elif c.staged == c.width:
+        _copy(out, acc, staged, head, row, grid, 0)
+    else:
+        left, right = gl.split(acc.reshape([c.rows, 2, c.staged]).permute((0, 2, 1)))
+        _copy(out, left, staged, head, row, grid, 0)
+        _copy(out, right, staged, head, row, grid, c.staged)
 
 
 @gluon.jit
@@ -392,15 +476,16 @@ def _write(out, plain, acc, head, row, grid, c: gl.constexpr):  # type: ignore[n
 
 
 @gluon.jit(
-    do_not_specialize=["n", "heads", "per_batch", "groups", "section", "queries", "keys", "end"],
+    do_not_specialize=["begun", "n", "heads", "per_batch", "groups", "section", "queries", "keys", "end"],
     do_not_specialize_on_alignment=["sinks"],
 )
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, plain, lse, sinks, counter, n, heads, per_batch, groups, section, queries, keys, end, scale,
-    c: gl.constexpr,
+    q, k, v, out, plain, lse, sinks, counter, chunks, begun,
+    n, heads, per_batch, groups, section, queries, keys, end, scale, c: gl.constexpr,
 ):  # fmt: skip
     """Buffers and barriers, then the warp groups. `plain` is `out` as a pointer; `sinks` (H,) are logits beside
-    the scores, without values, None for none; numbers as in `Grid`. With a cap `scale` is that times log₂e.
+    the scores, without values, None for none; numbers as in `Grid`. With a cap `scale` is that times log₂e. Of
+    chunks there are the word and the table in memory (`_as_they_come.py`) and what the word was before any came.
     """
     grid = Grid(n, heads, per_batch, groups, section, queries, keys, end)
     q_ring = ring(q, c.rows, c.columns, c.groups, 1, c.pieces)
@@ -410,10 +495,10 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     pipes = Pipes(q_ring, k_ring, v_ring, barriers(c.groups, 1 if c.pingpong else 0), tile_queue(c.groups))
     gl.warp_specialize(
         [
-            (_producer, (q, k, v, pipes, grid, counter, c)),
-            (_consumer, (out, plain, lse, sinks, staged, pipes, grid, scale, c, 0)),
-            (_consumer, (out, plain, lse, sinks, staged, pipes, grid, scale, c, 1)),
-            (_consumer, (out, plain, lse, sinks, staged, pipes, grid, scale, c, 2)),
+            (_producer, (q, k, v, pipes, grid, counter, chunks, begun, c)),
+            (_consumer, (out, plain, lse, sinks, staged, pipes, grid, scale, chunks, c, 0)),
+            (_consumer, (out, plain, lse, sinks, staged, pipes, grid, scale, chunks, c, 1)),
+            (_consumer, (out, plain, lse, sinks, staged, pipes, grid, scale, chunks, c, 2)),
         ][: c.groups + 1],
         [4, 4, 4][: c.groups],
         [c.registers, c.registers, c.registers][: c.groups],
@@ -451,10 +536,11 @@ def planned(
     section: int,
     of_sinks: torch.dtype | None = None,
     cap: float = 0.0,
+    chunked: bool = False,
 ) -> "Plan":
     """What holds for all tensors of these shapes, strides, dtypes and device."""
     strides = q.stride(), k.stride(), v.stride(), out.stride()
-    given = q.dtype, q.device, multiprocessors(q), causal, window, section, of_sinks, cap
+    given = q.dtype, q.device, multiprocessors(q), causal, window, section, of_sinks, cap, chunked
     return _plan(q.shape, k.shape, v.shape[-1], *strides, *given)
 
 
@@ -466,13 +552,35 @@ def run(
     out: torch.Tensor,
     lse: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    chunks: torch.Tensor | None = None,
+    begun: int | None = None,
 ) -> None:
     """`forward` of tensors that the plan is for, on the current device."""
     launch(
         _kernel, plan.key, plan.programs,
         placed(q, plan.q), placed(k, plan.k), placed(v, plan.v), placed(out, plan.out), out, lse, sinks,
-        counter(q), *plan.numbers,
+        counter(q), chunks, begun, *plan.numbers,
     )  # fmt: skip
+
+
+def forward_as_they_come(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    section: int,
+    chunks: torch.Tensor,
+    begun: int,
+) -> None:
+    """`forward` of two chunks of queries (B, H, 2·L, D), L a multiple of KEYS, to all chunks of keys that there
+    are, (B, Hkv, n·L, D), which come while it runs, of one sequence after the other: as `chunks` says, int32
+    (`_as_they_come.py`), whose word goes up by one a chunk from `begun` on. Each chunk of queries has its own mask
+    with its own keys, and sees others whole.
+    """
+    with on(q):
+        run(planned(q, k, v, out, causal, 0, section, chunked=True), q, k, v, out, lse, None, chunks, begun)
 
 
 class Plan(NamedTuple):
@@ -506,9 +614,13 @@ def _plan(
     section: int,
     of_sinks: torch.dtype | None,
     cap: float,
+    chunked: bool,
 ) -> Plan:
     B, H, S, D = of_q
     heads, keys = of_k[1:3]
+    chunks = 2 if chunked else 1
+    if chunked:
+        S = keys = S // chunks
     width = power_of_2(Dv)
     count, part = divided(D)
     ahead = keys - S
@@ -517,12 +629,13 @@ def _plan(
     rows = end - ahead if causal else S
     tail, straddled = not causal and keys % KEYS != 0, causal and ahead % ROWS != 0
     scale, inner = scales(D, cap)
-    chosen = division(D, Dv, rows, B * H, processors)
-    c = Config(width, causal, window, tail, straddled, Dv, *chosen, inner, count, part)
+    chosen = division(D, Dv, rows, B * H * chunks, processors)
+    c = Config(width, causal, window, tail, straddled, Dv, *chosen, inner, count, part, chunked=chunked)
     tile = c.rows * c.groups
     n = -(-rows // tile)
     if not causal:
         end = ahead + n * tile
+    n *= chunks
     return Plan(
         kernel_key(_kernel, device, dtype, of_sinks, c),
         min(B * H * n, processors),

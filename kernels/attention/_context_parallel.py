@@ -1,13 +1,11 @@
-"""Attention of one sequence over several GPUs: how it is cut, and two ways to bring queries and keys together.
+"""Attention of one sequence over several GPUs: two ways to bring queries and keys together. How it is cut, and in
+which order chunks come, is said by `_chunks`.
 
-The sequence has 2·P chunks for P ranks. Rank r holds chunks r and 2·P - 1 - r ("zigzag"): under a causal mask the
-early chunk sees few keys and the late one many, and every rank computes the same number of scores.
-
-* `gathered`: all ranks' K and V, and one attention call for each of the two chunks over the keys up to its end. No
-  merges, full-size tiles; (n-1)/n of K and V in memory beside a rank's own. Where copy engines bring them
-  (`_pulled`), most come while the early chunk is attended to; with `own_first` one of the chunks meets its own
-  keys before others have come, for a merge (`_own_first`). The backward pass keeps them, and has the chunks'
-  gradients with themselves computed while those of other ranks' keys are added up.
+* `gathered`: all ranks' K and V, full-size tiles and no merges; (n-1)/n of K and V in memory beside a rank's own.
+  Where copy engines bring them (`_pulled`) and a kernel can wait for them, one call attends to chunks as they come
+  (`_as_they_come`). Else it is one call for each of a rank's two chunks, over the keys up to its end: most come
+  while the early chunk is attended to. The backward pass keeps them, and has the chunks' gradients with
+  themselves computed while those of other ranks' keys are added up.
 * `ring`: K and V go round, a pair of chunks a step, and outputs over parts of the keys are merged by their
   log-sum-exp. Two pairs of chunks in memory, whatever the number of GPUs; the backward pass goes round once more.
 
@@ -22,6 +20,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
+from ._chunks import chunks_of
+
 
 class Attention(NamedTuple):
     """Attention of q to k and v under a mask, the last query and the last key being in one place.
@@ -29,21 +29,28 @@ class Attention(NamedTuple):
     `forward(out, q, k, v, mask)` writes the output and gives its natural log-sum-exp. `backward(grad, q, k, v,
     out, lse, mask)` gives the gradients in q, k and v of an output over these keys and others, as far as these
     have a part in it. `merge(out, level, part, lse)` adds the output over further keys to one and its log-sum-exp,
-    in place; `part` and `lse` are contiguous.
+    in place; `part` and `lse` are contiguous. `as_they_come(out, q, k, v, mask, signals)` is `forward` of a rank's
+    two chunks of queries and all chunks of keys, for which it waits by itself.
     """
 
     forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, str], torch.Tensor]
     backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     merge: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    as_they_come: Callable[..., torch.Tensor] | None = None
 
 
-def chunks_of(rank: int, world: int) -> tuple[int, int]:
-    """The numbers of a rank's two chunks."""
-    return rank, 2 * world - 1 - rank
+class Signals(NamedTuple):
+    """What a kernel waits by: a word and a table behind it in memory, and what the word was before the call."""
+
+    memory: torch.Tensor
+    begun: int
 
 
 class Arriving(Protocol):
     """All ranks' K and V on their way."""
+
+    signals: Signals | None
+    """What a kernel can wait for them by, from `start` on; None where only what is queued behind `wait` can."""
 
     def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
         """Of this rank's chunks, (B, Hkv, 2·L, D) each, memory for those of all, (2, B, Hkv, 2·P·L, D) by any
@@ -70,6 +77,8 @@ class Arriving(Protocol):
 
 class AtOnce:
     """By one collective of the default process group."""
+
+    signals: Signals | None = None
 
     def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
         world, own = dist.get_world_size(), torch.stack((k, v))
@@ -98,10 +107,12 @@ class Brought:
     def __init__(self, first: Arriving) -> None:
         self._first = first
         self._whole: torch.Tensor | None = None
+        self.signals: Signals | None = None
 
     def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
         if self._whole is None:
             self._whole = self._first.start(k, v, mask)
+            self.signals = self._first.signals
             self._first.wait(2 * dist.get_world_size())
             self._first.end()
         return self._whole
@@ -133,17 +144,13 @@ def gathered(
     mask: str,
     attention: Attention,
     arriving: Arriving | None = None,
-    own_first: bool = False,
 ) -> torch.Tensor:
     """Attention of this rank's q (B, H, 2·L, D) to all ranks' k and v (B, Hkv, 2·L, D): like q.
-
-    With `own_first`, under a causal mask, a chunk that would wait for others' keys meets its own before: the early
-    one, but the late one of rank 0, whose early chunk sees no others. Each rank merges the output of one chunk.
 
     Raises ValueError for an odd length.
     """
     _chunk(q)
-    out: torch.Tensor = _Gathered.apply(q, k, v, mask, attention, arriving or AtOnce(), own_first)
+    out: torch.Tensor = _Gathered.apply(q, k, v, mask, attention, arriving or AtOnce())
     return out
 
 
@@ -165,28 +172,23 @@ class _Gathered(torch.autograd.Function):
         mask: str,
         attention: Attention,
         arriving: Arriving,
-        own_first: bool,
     ) -> torch.Tensor:
         length, rank, world = _chunk(q), dist.get_rank(), dist.get_world_size()
         whole = arriving.start(k, v, mask)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if mask == "full":
+        if arriving.signals is not None and attention.as_they_come is not None:
+            lse = attention.as_they_come(out, q, whole[0], whole[1], mask, arriving.signals)
+            levels = [lse] if mask == "full" else [*lse.split(length, 2)]
+            arriving.wait(2 * world)
+        elif mask == "full":
             arriving.wait(2 * world)
             levels = [attention.forward(out, q, whole[0], whole[1], mask)]
         else:
             levels = []
-            halves = zip(*(x.split(length, 2) for x in (out, q, k, v)), strict=True)
-            for half, ((to, own, *keys), number) in enumerate(zip(halves, chunks_of(rank, world), strict=True)):
-                if own_first and half == (rank == 0):
-                    levels.append(attention.forward(to, own, *keys, mask))
-                    arriving.wait(number)
-                    part = torch.empty(to.shape, dtype=q.dtype, device=q.device)
-                    lse = attention.forward(part, own, *whole[..., : number * length, :], "full")
-                    attention.merge(to, levels[half], part, lse)
-                    del part  # the next call's memory
-                else:
-                    arriving.wait(number + 1)
-                    levels.append(attention.forward(to, own, *whole[..., : (number + 1) * length, :], mask))
+            halves = zip(*(x.split(length, 2) for x in (out, q)), chunks_of(rank, world), strict=True)
+            for to, own, number in halves:
+                arriving.wait(number + 1)
+                levels.append(attention.forward(to, own, *whole[..., : (number + 1) * length, :], mask))
         arriving.end()
         ctx.save_for_backward(q, k, v, whole, out, *levels)
         ctx.given = mask, attention, arriving
@@ -199,7 +201,7 @@ class _Gathered(torch.autograd.Function):
         length = _chunk(q)
         if mask == "full":
             dq, dk, dv = attention.backward(grad, q, whole[0], whole[1], out, levels[0], mask)
-            return dq, *arriving.give_back(dk, dv, length)(), None, None, None, None
+            return dq, *arriving.give_back(dk, dv, length)(), None, None, None
         # First each chunk with all keys before it: as many scores on every rank, so that none waits for another.
         # The late chunk sees all that the early one does.
         before: list[torch.Tensor | None] = [None, None]
@@ -220,7 +222,7 @@ class _Gathered(torch.autograd.Function):
         for half, part in enumerate(before):
             if part is not None:
                 dq[:, :, half * length : (half + 1) * length] += part
-        return dq, *(x + y for x, y in zip((dk, dv), given_back(), strict=True)), None, None, None, None
+        return dq, *(x + y for x, y in zip((dk, dv), given_back(), strict=True)), None, None, None
 
 
 def _as_batches(x: torch.Tensor, length: int) -> torch.Tensor:
@@ -381,7 +383,7 @@ class Held(NamedTuple):
     keys: int
     """K and V of other ranks, with those that lie beside the inputs to be sent, in memory shared or not."""
     output: int
-    """The output, and what it is made of."""
+    """The output; of a ring with what it is made of."""
 
     @property
     def total(self) -> int:
@@ -399,14 +401,11 @@ def held(
     itemsize: int,
     form: str,
     kept: bool,
-    own_first: bool = False,
 ) -> Held:
-    """Of `form` "gathered" (by copy engines) or "ring", over S tokens in all; `kept`: for a backward pass. With
-    `own_first` half an output more, that over other keys of one chunk.
-    """
+    """Of `form` "gathered" (by copy engines) or "ring", over S tokens in all; `kept`: for a backward pass."""
     queries, keys = (B * heads * S // world * D * itemsize for heads in (H, Hkv))
     if form == "ring":
         # A pair that is attended to and one that arrives; fp32 sums, and the part over the keys of one step.
         return Held(queries + 2 * keys, 4 * keys, queries * 4 // itemsize + queries)
     # Without gradients all keys lie where peers read a rank's own; else beside them.
-    return Held(queries + 2 * keys, 2 * keys * (world + kept), queries + own_first * queries // 2)
+    return Held(queries + 2 * keys, 2 * keys * (world + kept), queries)

@@ -3,21 +3,27 @@
 Every memory here is (B, tokens, 2, Hkv, D), of each token its keys beside its values: a chunk of a sequence is one
 piece of memory, so that it takes one copy. Attention sees it as (2, B, Hkv, tokens, D), by strides.
 
-A rank pulls one chunk at a time. At each step all ranks pull from the one as many places away, so no two from the
-same, as long as they take as long; nothing makes them wait for one another.
+A rank pulls one chunk at a time, in an order that `_chunks` says; nothing makes ranks wait for one another. A
+kernel may wait for each chunk by itself (`_as_they_come`): then sequences come one after the other, as it takes
+them, and a word follows each copy. Else all sequences' early chunks are first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import torch
 
 from ..collective._peers import Peers
-from ._context_parallel import chunks_of, scattered
+from ._as_they_come import Chunks
+from ._chunks import chunks_of, coming, holder
+from ._context_parallel import Signals, scattered
 
-FIRST, REST = 1, 2
-"""Copies one after another, in the order in which they are needed."""
+FIRST, REST = 21, 22
+"""Streams of copies one after another, in the order in which they are needed. Nothing else is queued there: what a
+kernel waits for must not be behind what waits for the kernel's multiprocessors.
+"""
 
 
 def shared_bytes(k: torch.Tensor, world: int, kept: bool) -> int:
@@ -29,11 +35,13 @@ class Pulled:
     """Chunks of peers, each pulled from where that peer has laid it (`_context_parallel.Arriving`).
 
     What is `kept` for a backward pass lies in memory of its own, as the next call uses places anew. Else chunks
-    come to the place itself, where a rank's own are at once what peers pull and what it reads.
+    come to the place itself, where a rank's own are at once what peers pull and what it reads. Given `chunks`,
+    they are counted as they come.
     """
 
-    def __init__(self, peers: Peers, kept: bool = True) -> None:
-        self._peers, self._kept = peers, kept
+    def __init__(self, peers: Peers, kept: bool = True, chunks: Chunks | None = None) -> None:
+        self._peers, self._kept, self._chunks = peers, kept, chunks
+        self.signals: Signals | None = None
         self._early = chunks_of(peers.rank, peers.world)[0]
 
     def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
@@ -49,10 +57,11 @@ class Pulled:
             early, late = chunks_of(rank, world)
             return peers.place(rank, all_, k.dtype)[:, early : late + 1 : late - early]
 
-        def bring(rank: int, half: int) -> None:
+        def bring(number: int, sequences: range) -> None:
             """Of each sequence a piece of memory in one, which is what an engine copies."""
-            for to, given in zip(whole[:, chunks_of(rank, world)[half]], laid(rank)[:, half], strict=True):
-                to.copy_(given)
+            rank, half = holder(number, world)
+            for i in sequences:
+                whole[i, number].copy_(laid(rank)[i, half])
 
         whole = k.new_empty(all_) if kept else peers.place(peers.rank, all_, k.dtype)
         places = laid(peers.rank).unbind(3)
@@ -60,23 +69,23 @@ class Pulled:
             _copy(to, given.unflatten(2, (2, -1)).permute(0, 2, 3, 1, 4))
         peers.meet(0)
 
-        # Early chunks from the rank before, and on downwards: so earlier ranks' are first, which are needed first.
-        # Late ones from the rank after, and on upwards: who needs fewer ends sooner, and no two meet at one.
-        before, after = peers.others()[::-1], peers.others()
-        with peers.beside(FIRST):
-            for rank in before:
-                if mask == "full" or rank < peers.rank:
-                    bring(rank, 0)
-        with peers.beside(REST):
-            peers.wait(FIRST)  # it has the links to itself
-            for rank in before:
-                if mask != "full" and rank > peers.rank:
-                    bring(rank, 0)
-            for rank in after:
-                if mask == "full" or rank > peers.rank:  # the late chunks of earlier ranks come after all of ours
-                    bring(rank, 1)
-        for half in (0, 1) if kept else ():
-            bring(peers.rank, half)
+        numbers = coming(peers.rank, world, mask)
+        if self._chunks is not None:
+            self.signals = self._chunks.begin()
+            with peers.beside(FIRST):
+                for i, number in product(range(B), numbers):
+                    bring(number, range(i, i + 1))
+                    self._chunks.came()
+        else:
+            with peers.beside(FIRST):
+                for number in numbers[: self._early]:
+                    bring(number, range(B))
+            with peers.beside(REST):
+                peers.wait(FIRST)  # it has the links to itself
+                for number in numbers[self._early :]:
+                    bring(number, range(B))
+        for number in chunks_of(peers.rank, world) if kept else ():
+            bring(number, range(B))
         return whole.flatten(1, 2).permute(2, 0, 3, 1, 4)
 
     def wait(self, chunks: int) -> None:

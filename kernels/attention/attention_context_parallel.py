@@ -1,8 +1,10 @@
-"""Attention of one sequence over the GPUs of a host: K and V gathered, `attention` on each of a rank's two chunks.
+"""Attention of one sequence over the GPUs of a host: K and V gathered by copy engines, and one kernel that takes
+chunks as they come.
 
-Copy engines bring K and V while the early chunk is attended to, or, where more is to come than that would hide,
-while a chunk meets its own keys (`_own_first`). In the backward pass gradients in K and V are added up over ranks
-while those of each chunk with itself are computed.
+That is the kernel for Hopper with tiles of up to 128 columns, for chunks of whole blocks of 128 keys, outside of
+CUDA graphs (`_as_they_come`). Others attend by `attention` with each of a rank's two chunks, and keys come while
+the early one is attended to. In the backward pass gradients in K and V are added up over ranks while those of each
+chunk with itself are computed.
 """
 
 from __future__ import annotations
@@ -16,13 +18,18 @@ import torch.distributed as dist
 
 from ..collective._peers import Peers
 from ..collective._symmetric import shares
-from ._context_parallel import Attention, Brought, gathered, ring, stay
+from ._as_they_come import attention_as_they_come, chunks, pieces
+from ._context_parallel import Arriving, Attention, Brought, gathered, ring, stay
 from ._merge import merge
-from ._own_first import pays
 from ._pulled import Pulled, shared_bytes
 from .attention import attention, attention_gradients, attention_into
 
-PARTIAL = Attention(attention_into, attention_gradients, merge)  # type: ignore[arg-type]  # the mask is a literal
+PARTIAL = Attention(
+    attention_into,  # type: ignore[arg-type]  # the mask is a literal
+    attention_gradients,
+    merge,
+    attention_as_they_come,
+)
 
 
 def attention_context_parallel(
@@ -36,27 +43,38 @@ def attention_context_parallel(
     """
     if dist.get_world_size() == 1:
         return attention(q, k, v, mask)
-    return gathered(q, k, v, mask, PARTIAL, _pulled(q, k, v), _own_first(q, k))
+    return _in_parts(q, k, v, mask, *_pulled(q, k, v, mask))
 
 
-def _pulled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Pulled:
+def _pulled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[Pulled, int]:
+    """How keys come, and in how many parts of their heads."""
     kept = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))  # a backward pass may come
-    return Pulled(Peers.of(dist.group.WORLD, k.device, shared_bytes(k, dist.get_world_size(), kept)), kept)
+    peers = Peers.of(dist.group.WORLD, k.device, shared_bytes(k, dist.get_world_size(), kept))
+    B, heads, rows, D = k.shape
+    counted = chunks(q, mask, peers.rank, peers.world)
+    parts = 1 if counted is None else pieces(B, heads, rows // 2, D, k.element_size())
+    return Pulled(peers, kept, counted), parts
 
 
-def _own_first(q: torch.Tensor, k: torch.Tensor) -> bool:
-    B, H, rows, D = q.shape
-    return pays(B, H, k.shape[1], rows // 2, D, dist.get_world_size(), q.element_size())
+def _in_parts(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, arriving: Arriving, parts: int
+) -> torch.Tensor:
+    """As `gathered`, with heads in parts that come one after the other, as sequences do."""
+    if parts == 1:
+        return gathered(q, k, v, mask, PARTIAL, arriving)
+    found = gathered(*(x.unflatten(1, (parts, -1)).flatten(0, 1) for x in (q, k, v)), mask, PARTIAL, arriving)
+    return found.unflatten(0, (-1, parts)).flatten(1, 2)
 
 
 def local() -> Callable[..., torch.Tensor]:
     """A call of the same that sends nothing but in its first call."""
-    brought: list[Brought] = []
+    brought: list[tuple[Brought, int]] = []
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
         if not brought:
-            brought.append(Brought(_pulled(q, k, v)))
-        return gathered(q, k, v, mask, PARTIAL, brought[0], _own_first(q, k))
+            pulled, parts = _pulled(q, k, v, mask)
+            brought.append((Brought(pulled), parts))
+        return _in_parts(q, k, v, mask, *brought[0])
 
     return call
 

@@ -192,7 +192,24 @@ def beside_decoding(kernels: Any, given: Mapping[str, Any]) -> None:
         kernels.launch(**given, shares=2)
 
 
+def beside_attention(kernels: Any, given: Mapping[str, Any]) -> None:
+    """The same of two chunks of queries, to keys that come while it runs."""
+    from kernelmark.kernels.attention._as_they_come import Chunks
+    from kernelmark.kernels.attention._dispatch import hopper_modules
+
+    q, k, v = (given[x] for x in "qkv")
+    hopper, S = hopper_modules(q.device), q.shape[2]
+    if hopper is None or k.shape[2] != S or S % 512 or not hopper.common.fits(q, k, v):
+        return
+    signals = Chunks(0, 2, given["mask"], S // 4, hopper.common.KEYS, q.device).begin()
+    q = q[:, :, : S // 2]
+    hopper.forward.forward_as_they_come(
+        q, k, v, torch.empty_like(q), torch.empty(q.shape[:3]), given["mask"] == "causal", q.shape[1], *signals
+    )
+
+
 BESIDE: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {
+    "attention": beside_attention,
     "attention_decode": beside_decoding,
     "fp8_quant": beside_quantization,
     "layer_norm": beside_norms,

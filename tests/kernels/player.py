@@ -24,7 +24,9 @@ SECONDS = 20
 
 
 class Number(torch.Tensor):
-    """A tensor or a number with the habits of Triton's: integer division goes toward zero."""
+    """A tensor or a number with the habits of Triton's: integer division goes toward zero, and what is added to a
+    variable makes another number.
+    """
 
     type = SimpleNamespace(layout=None)
 
@@ -33,6 +35,12 @@ class Number(torch.Tensor):
 
     def __mod__(self, other):
         return torch.fmod(self, other)
+
+    def __iadd__(self, other):  # a value never changes
+        return self + other
+
+    def __isub__(self, other):
+        return self - other
 
 
 COUNTING = threading.Lock()
@@ -68,7 +76,7 @@ def pointed(x):
 def load(pointer, mask=None, other=None, cache_modifier=""):
     at = number(pointer.offset)
     if mask is None:
-        return number(pointer.memory[at.as_subclass(torch.Tensor).long()])
+        return number(pointer.memory[at.as_subclass(torch.Tensor).long()].clone())  # of one number it is a view
     mask = torch.as_tensor(mask)
     return number(torch.where(mask, pointer.memory[torch.where(mask, at, 0).long()], other))
 

@@ -1,5 +1,5 @@
-"""Attention over processes against one process's in fp64: gathered, with own keys first, and ring; masks, grouped
-heads, gradients; which copies are made, and when own keys are to be first.
+"""Attention over processes against one process's in fp64: gathered, pulled, as they come, and ring; masks, grouped
+heads, gradients; which copies are made.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import pytest
 import torch
 from kernelmark.baselines import ulysses
 from kernelmark.kernels import _hopper
+from kernelmark.kernels.attention import _as_they_come as as_they_come
 from kernelmark.kernels.attention import attention_context_parallel as on_gpus
+from kernelmark.kernels.attention._as_they_come import Chunks
+from kernelmark.kernels.attention._chunks import FIELDS, TABLE
 from kernelmark.kernels.attention._context_parallel import (
     Attention,
     Brought,
@@ -22,7 +25,6 @@ from kernelmark.kernels.attention._context_parallel import (
     merge,
     ring,
 )
-from kernelmark.kernels.attention._own_first import pays
 from kernelmark.kernels.attention._pulled import REST, Pulled, _copy, shared_bytes
 from kernelmark.kernels.collective._symmetric import buffer_bytes, capacity_for
 from kernelmark.kernels.cpu.attention_context_parallel import (
@@ -54,11 +56,39 @@ def drawn(world, mask):
     return case, q, k, v, torch.randn(q.shape, generator=generator, dtype=torch.float64)
 
 
+def _write(word, place, value):
+    """As a stream does."""
+    word[place : place + 1] = torch.tensor([value], dtype=torch.uint32)
+
+
+def _as_they_come(out, q, k, v, mask, signals):
+    """As the kernel does, by the table alone: each chunk of queries with its own keys, then with those of a list,
+    whose chunks the word must say are there. Keys lie in chunks of as many rows as queries have.
+    """
+    memory, length = signals.memory.tolist(), q.shape[2] // 2
+    levels = torch.empty(q.shape[:3], dtype=q.dtype)
+    for turn in range(2):
+        place, own, blocks, entry = memory[TABLE + turn * FIELDS :][:FIELDS]
+        rows, keys = torch.arange(place, place + length), [torch.arange(own, own + length)]
+        for at in range(entry, entry + 2 * blocks // length, 2):
+            assert (memory[0] - signals.begun, memory[at + 1] <= memory[1]) == (len(k) * memory[1], True)
+            keys.append(torch.arange(memory[at] + 1 - length, memory[at] + 1))
+        given = (x[:, :, torch.cat(keys[::-1])] for x in (k, v))  # its own at the end, where the mask is
+        part = torch.empty_like(q[:, :, rows])
+        levels[:, :, rows] = PARTIAL.forward(part, q[:, :, rows], *given, mask)
+        out[:, :, rows] = part
+    return levels
+
+
 def _parts(group, case: Case, mask, form, memory, q, k, v, grad):
     given = [operator.split(x, case, group.rank).requires_grad_() for x in (q, k, v)]
-    if form in ("pulled", "own first"):
-        arriving = Pulled(Processes(group, memory))
-        out = gathered(*given, mask, PARTIAL, arriving, own_first=form == "own first")
+    if form == "pulled":
+        out = gathered(*given, mask, PARTIAL, Pulled(Processes(group, memory)))
+    elif form == "as they come":
+        chunks = Chunks(group.rank, group.size, mask, given[0].shape[2] // 2, 1, torch.device("cpu"))
+        alone = PARTIAL._replace(forward=None, as_they_come=_as_they_come)
+        for _ in range(2):  # the word goes on
+            out = gathered(*given, mask, alone, Pulled(Processes(group, memory), chunks=chunks))
     else:
         calls = {"gathered": attention_context_parallel, "ring": attention_context_parallel_ring}
         out = calls[form](*given, mask)
@@ -70,16 +100,17 @@ def _parts(group, case: Case, mask, form, memory, q, k, v, grad):
     ("world", "form"),
     [
         (2, "gathered"),
-        (2, "own first"),
         (3, "pulled"),
-        (3, "own first"),
         (3, "ring"),
         (4, "pulled"),
-        (4, "own first"),
+        (2, "as they come"),
+        (3, "as they come"),
+        (4, "as they come"),
     ],
 )
 @pytest.mark.parametrize("mask", ["causal", "full"])
-def test_ranks_together_are_one_process(world, form, mask):
+def test_ranks_together_are_one_process(monkeypatch, world, form, mask):
+    monkeypatch.setattr(as_they_come, "_write", _write)
     case, q, k, v, grad = drawn(world, mask)
     parts = spread(world, _parts, case, mask, form, places(world, 1 << 14), q, k, v, grad)
     given = [x.requires_grad_() for x in (q, k, v)]
@@ -114,19 +145,19 @@ class Counted(TorchDispatchMode):
         self.now -= size
 
 
-FORMS = [(False, False), (True, False), (None, False), (False, True), (True, True)]
-"""Whether keys are kept for a backward pass, None where they go round, and whether own ones are first."""
+FORMS = [False, True, None]
+"""Whether keys are kept for a backward pass, None where they go round."""
 
 
 def _alone(group, case, mask, memory, q, k, v):
     """Of calls without gradients: this rank's rows, and the bytes that each form took beside inputs and places."""
     given = [operator.split(x, case, group.rank) for x in (q, k, v)]
     peers = Processes(group, memory)
-    rows = [gathered(*given, mask, PARTIAL, Pulled(peers, kept=False), first) for first in (False, True, True)]
+    rows = [gathered(*given, mask, PARTIAL, Pulled(peers, kept=False)) for _ in range(2)]
     light = Attention(lambda out, q, k, v, mask: q.new_empty(q.shape[:3]), PARTIAL.backward, lambda *parts: None)
     took = []
-    for kept, first in FORMS:
-        form = partial(gathered, arriving=Pulled(peers, kept), own_first=first) if kept is not None else ring
+    for kept in FORMS:
+        form = partial(gathered, arriving=Pulled(peers, kept)) if kept is not None else ring
         counted = Counted()
         counted.known = {x.untyped_storage().data_ptr() for x in (*given, *memory)}
         with counted, torch.no_grad():
@@ -146,23 +177,20 @@ def test_without_gradients_keys_lie_where_peers_pull_them(mask):
     places_ = places(world, shared_bytes(own, world, kept=False))
     found = spread(world, _alone, case, mask, places_, q, k, v)
     whole = operator.reference(q.double(), k.double(), v.double(), mask)
-    for i in range(3):
+    for i in range(2):
         torch.testing.assert_close(operator.join([x[0][i] for x in found], case), whole.float())
-    for place, (kept, first) in enumerate(FORMS):
+    for place, kept in enumerate(FORMS):
         form = "ring" if kept is None else "gathered"
-        said = held(
-            **sizes, world=world, itemsize=4, form=form, kept=bool(kept), own_first=first and mask == "causal"
-        )
+        said = held(**sizes, world=world, itemsize=4, form=form, kept=bool(kept))
         shared = shared_bytes(own, world, kept) if form == "gathered" else 0
         most = max(x[1][place] for x in found)
-        assert 0.95 < most / (said.total - said.inputs - shared) < 1.15, (form, kept, first)
+        assert 0.95 < most / (said.total - said.inputs - shared) < 1.15, (form, kept)
 
 
 def test_two_million_tokens_take_less_than_20_gib_of_four_gpus():
     sizes = {"B": 1, "H": 32, "Hkv": 8, "S": 1 << 21, "D": 128, "world": 4, "itemsize": 2}
     gathered_ = held(**sizes, form="gathered", kept=False)
     assert gathered_.total == 18 << 30
-    assert not pays(1, 32, 8, (1 << 21) // 8, 128, 4, 2)  # which would take half an output more
     assert gathered_.keys == buffer_bytes(4, 1, gathered_.keys, 1) - 128
     assert held(**{**sizes, "Hkv": 32}, form="ring", kept=False).total < held(
         **{**sizes, "Hkv": 32}, form="gathered", kept=False
@@ -223,29 +251,39 @@ class Seen(TorchDispatchMode):
         return function(*given, **(named or {}))
 
 
-def _copied(group, case, mask, kept, memory, k):
+def _copied(group, case, mask, kept, counted, memory, k):
     own = operator.split(k, case, group.rank)
     peers = Processes(group, memory)
-    pulled = Pulled(peers, kept)
+    chunks = Chunks(group.rank, group.size, mask, own.shape[2] // 2, 1, torch.device("cpu")) if counted else None
+    pulled = Pulled(peers, kept, chunks)
     with Seen(peers) as seen:
         whole = pulled.start(own, own, mask)
     pulled.end()
+    if chunks is not None:
+        assert chunks.memory[0] == len(seen.copies)  # one more behind each
     return seen.copies, _hopper.fits(whole[0], *whole, _hopper.WIDTHS)
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_chunk_is_one_copy_and_no_two_ranks_pull_from_one(mask, kept):
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_chunk_is_one_copy_and_no_two_ranks_pull_from_one(monkeypatch, mask, kept, counted):
+    """All sequences' early ones first; or, where they are counted, all of one sequence after the other."""
+    monkeypatch.setattr(as_they_come, "_write", _write)
     world, sizes = 4, {"B": 2, "H": 4, "Hkv": 2, "S": 24, "D": 64}
     case = operator.OPERATOR.case({**sizes, "gpus": world}, "fp32", "forward", mask=mask)
     k = torch.randn(2, 2, 24, 64).bfloat16()
     place = shared_bytes(operator.split(k, case, 0), world, kept)
-    found = spread(world, _copied, case, mask, kept, places(world, place), k)
+    found = spread(world, _copied, case, mask, kept, counted, places(world, place), k)
     chunk = 2 * 2 * 3 * 64 * 2  # K and V of one sequence
     for rank, (copies, fits) in enumerate(found):
         chunks = 2 * (world - 1) - (rank if mask == "causal" else 0)  # without the late ones of earlier ranks
         assert [size for _, size in copies] == [chunk] * 2 * chunks
         assert fits  # the kernels for Hopper take keys as they lie
+        if counted:
+            assert copies[:chunks] == copies[chunks:]
+    if counted:  # as each of two sequences
+        found = [([x for x in copies[: len(copies) // 2] for _ in range(2)], fits) for copies, fits in found]
     for step in zip(*([rank for rank, _ in copies] for copies, _ in found), strict=False):
         assert len(set(step)) == world  # as long as all have something to pull
     rest = [[rank for rank, _ in copies[2 * (world - 1) :: 2]] for copies, _ in found]
@@ -270,11 +308,11 @@ def _kernels(group, case, memory, q, k, v, grad):
     """This rank's part by the kernels for GPUs, whose peers are processes."""
     given = [operator.split(x, case, group.rank).requires_grad_() for x in (q, k, v)]
     peers = Processes(group, memory)
-    parts = []
-    for first in (False, True):
-        out = gathered(*given, "causal", on_gpus.PARTIAL, Pulled(peers), first)
-        parts.append([out.detach(), *torch.autograd.grad(out, given, operator.split(grad, case, group.rank))])
-    return parts
+    found = []
+    for parts in (1, 2):
+        out = on_gpus._in_parts(*given, "causal", Pulled(peers), parts)
+        found.append([out.detach(), *torch.autograd.grad(out, given, operator.split(grad, case, group.rank))])
+    return found
 
 
 def test_kernels_take_keys_as_they_are_brought():
@@ -284,21 +322,9 @@ def test_kernels_take_keys_as_they_are_brought():
     wide = [x.double().requires_grad_() for x in (q, k, v)]
     whole = operator.reference(*wide, "causal")
     wanted = [whole.detach(), *torch.autograd.grad(whole, wide, grad.double())]
-    for form in range(2):
+    for parts in range(2):  # heads together, and one after the other
         for i, right in enumerate(wanted):
-            torch.testing.assert_close(operator.join([x[form][i] for x in found], case), right.float())
-
-
-def test_own_keys_are_first_where_copies_would_not_hide():
-    """Of so many tokens, heads of 128 and 32 of them; not of few, nor of many, and the same on all ranks."""
-
-    def first(tokens, keys, world):
-        return pays(1, 32, keys, tokens // (2 * world), 128, world, 2)
-
-    lengths = [1 << i for i in range(12, 22)]
-    assert [x >> 10 for x in lengths if first(x, 8, 4)] == [16, 32, 64]
-    assert [x >> 10 for x in lengths if first(x, 32, 4)] == [16, 32, 64, 128, 256]
-    assert not any(first(x, 8, 2) for x in lengths)
+            torch.testing.assert_close(operator.join([x[parts][i] for x in found], case), right.float())
 
 
 def test_every_rank_of_a_causal_mask_has_the_same_work():
@@ -395,7 +421,7 @@ def _without(group, case, memory):
                 once()
             counts.append(counted.count)
     peers = Processes(group, memory)
-    own = bench.call(partial(gathered, attention=PARTIAL, arriving=Brought(Pulled(peers)), own_first=True))
+    own = bench.call(partial(gathered, attention=PARTIAL, arriving=Brought(Pulled(peers))))
     first = own()
     peers.place = peers.meet = None  # whatever asks for peers fails
     with Sent() as counted:
