@@ -124,8 +124,7 @@ class ClusterLaunch(Launch):
             run(*clusters, stream, function, together, about, *hooks, *arguments)
         launched, as_one, middle = straight(compiled)
         middle = tuple([together if x is compiled.packed_metadata else x for x in middle])
-        grouped = any(isinstance(x, tuple) for x in tensors)
-        self._bound = device.index, (launched, as_one, middle), clusters, grouped, tail
+        self._bind(device, tensors, numbers, (launched, as_one, middle), clusters, tail)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from ._launch import _PLAIN, _device, prepared
+from ._launch import _PLAIN, _device, _transforming, prepared
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets (`TRITON_INTERPRET=1`), which is how the kernels run on a CPU."""
@@ -40,8 +40,6 @@ def tf32() -> str:
 FLOATING = (torch.bfloat16, torch.float16, torch.float32)
 """What the kernels read and write; they compute in fp32."""
 
-_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
-"""Whether torch.func transforms what is called; no public function tells, autograd asks the same one."""
 _HERE = contextlib.nullcontext()
 _library = torch.library.Library("kernelmark", "FRAGMENT")
 
@@ -115,7 +113,7 @@ def operator(
             check(*arguments)
         return registered(*arguments)
 
-    def call(*arguments: Any) -> Any:
+    def called(*arguments: Any) -> Any:
         # First of all: what is registered would give a derivative of zero, to torch.func.jvp too.
         if forward_ad._current_level >= 0 and any(map(_dual, arguments)):
             raise NotImplementedError(f"{name} has no derivative in forward mode")
@@ -147,6 +145,16 @@ def operator(
             if not arguments[i].is_inference():
                 torch.autograd.graph.increment_version(arguments[i])
         return found
+
+    if not isinstance(launch, prepared) or written:
+        return called
+    launch.around = called, None if eager is launch else eager
+
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling():  # first of all: C cannot be traced
+            return called(*arguments)
+        front = launch.front
+        return called(*arguments) if front is None else front(*arguments)
 
     return call
 

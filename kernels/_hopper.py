@@ -5,7 +5,7 @@ registers; for attention, masks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ._launch import _DIRECT as DIRECT
 from ._launch import _device as current_device
 from ._launch import _observed as observed
 from ._launch import _stream as current_stream
-from ._launch import straight
+from ._launch import launcher, straight
 
 try:
     from triton.backends.nvidia.driver import make_tensordesc_arg as make_map
@@ -240,60 +240,55 @@ class Compiled:
     one takes as long as a launch, and in a training step the same addresses come again and again.
     """
 
-    __slots__ = ("_function", "_mapped", "_maps", "_middle", "_pointers", "_together", "kernel")
+    __slots__ = ("_bound", "_maps", "_says", "kernel")
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self._function: Any = None
-        self._together = False
-        self._middle: tuple[Any, ...] = ()
-        self._pointers: tuple[int, ...] = ()
-        """Places of tensors among the first call's arguments; one elsewhere is left to Triton's function in C."""
-        self._mapped: tuple[tuple[int, Any], ...] = ()
-        """Places of tensor maps, the last first, and what the launcher knows of each, if that is known."""
+        self._bound: dict[int, Callable[[tuple[Any, ...]], bool]] = {}
+        """By the number of programs."""
+        self._says: dict[int, Any] = {}
+        """What the launcher knows of tensor maps, where that is known, by place among the arguments."""
         self._maps: dict[tuple[int, Says], tuple[Any, ...]] = {}
 
-    def _bind(self, arguments: tuple[Any, ...]) -> None:
-        function, self._together, self._middle = straight(self.kernel)
-        self._function, says = described(function) or (function, {})
-        kinds = list(enumerate(map(type, arguments)))
-        self._pointers = tuple(place for place, kind in kinds if issubclass(kind, torch.Tensor))
-        mapped = [place for place, kind in kinds if kind is Placed or place in says]
-        self._mapped = tuple((place, says.get(place)) for place in reversed(mapped))
+    def _bind(self, grid: int, arguments: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], bool]:
+        """Of tensors those are handed over by address that stand where the first call's do; one elsewhere is left
+        to Triton's function in C.
+        """
+        function, together, middle = straight(self.kernel)
+        function, self._says = described(function) or (function, {})
+        places = ""
+        for place, x in enumerate(arguments):
+            mapped = type(x) is Placed or place in self._says
+            places += "m" if mapped else "a" if isinstance(x, torch.Tensor) else "x"
+        if len(self._bound) >= MOST_MAPS:
+            self._bound.clear()
+        assert current_stream is not None
+        given = places, ..., current_device, current_stream, self._maps, Placed, self._made
+        found = self._bound[grid] = launcher((function, together, middle), (grid, 1, 1), (), *given)
+        return found
+
+    def _made(self, place: int, x: Any) -> tuple[Any, ...]:
+        """What a tensor map is handed over as."""
+        says = self._says.get(place)
+        if says is None:
+            return (usual(x),)
+        if type(x) is not Placed:
+            return tuple(make_map(x, says))
+        key, maps = (x.base.data_ptr(), x.says), self._maps
+        found = maps.get(key)
+        if found is None:
+            if len(maps) >= MOST_MAPS:
+                maps.clear()
+            found = maps[key] = tuple(make_map(x.map(), says))
+        return found
 
     def __call__(self, grid: int, arguments: tuple[Any, ...]) -> None:
-        if not DIRECT or observed():
-            self.kernel[(grid, 1, 1)](*map(usual, arguments))
-            return
-        if self._function is None:
-            self._bind(arguments)
-        maps = self._maps
-        given = list(arguments)
-        for place in self._pointers:
-            x = given[place]
-            if x is not None:
-                given[place] = x.data_ptr()
-        for place, says in self._mapped:
-            x = given[place]
-            if says is None:
-                given[place] = usual(x)
-                continue
-            if type(x) is not Placed:
-                given[place : place + 1] = make_map(x, says)
-                continue
-            key = x.base.data_ptr(), x.says
-            found = maps.get(key)
-            if found is None:
-                if len(maps) >= MOST_MAPS:
-                    maps.clear()
-                found = maps[key] = tuple(make_map(x.map(), says))
-            given[place : place + 1] = found
+        bound = self._bound.get(grid)
+        if bound is None and DIRECT and not observed():
+            bound = self._bind(grid, arguments)
         # As Triton's own launch in the end, without launch metadata and hooks.
-        stream = current_stream(current_device())
-        if self._together:
-            self._function(grid, 1, 1, stream, *self._middle, given)
-        else:
-            self._function(grid, 1, 1, stream, *self._middle, *given)
+        if bound is None or not bound(arguments):
+            self.kernel[(grid, 1, 1)](*map(usual, arguments))
 
 
 def described(function: Any) -> tuple[Any, dict[int, Any]] | None:

@@ -5,7 +5,8 @@ host has the same result for all tensors of the same dtypes, shapes, strides, de
 choice of a plan, and the just-in-time compiler's specialization on each argument. `prepared` keeps what those
 decide, and `Launch` keeps a compiled kernel with all of its arguments but addresses. Addresses are read at each
 call, so memory that was freed and given to a tensor of another shape is no special case. Calls that come again
-are known by the guards of torch.compile's code, which look at all tensors in one call of C.
+are known by the guards of torch.compile's code, which look at all tensors in one call of C. On a GPU what comes
+again is known and launched in C (`_in_c`), where that can be had.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from typing import Any
 
 import torch
 import triton
+from torch.autograd import forward_ad
+from torch.utils import _python_dispatch
+
+from . import _in_c
 
 MOST = 4096
 """Calls that one operator remembers; where more kinds come by, it starts anew."""
@@ -40,6 +45,13 @@ _DEVICES = ("cuda",)
 _runtime = triton.knobs.runtime
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
+_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether torch.func transforms what is called; no public function tells, autograd asks the same one."""
+
+
+def in_c(device: torch.device) -> Any:
+    """What there is in C for tensors of a device, or None: where Triton interprets, nothing is compiled."""
+    return _in_c.compiled() if device.type in _DEVICES else None
 
 
 def room(
@@ -122,7 +134,7 @@ class _Run:
 
 class _Kind:
     """Arguments that are alike and begin at multiples of 16 bytes, and how they are known again: numbers by type
-    and value, tensors by guards.
+    and value, tensors by guards. In C it is `Kind`.
     """
 
     __slots__ = ("check", "differentiable", "found", "numbers", "of_numbers", "of_tensors", "types")
@@ -134,8 +146,38 @@ class _Kind:
         self.of_tensors = _chosen(tensors)
         self.of_numbers = _chosen([i for i in range(len(arguments)) if i not in tensors])
         self.numbers = self.of_numbers(arguments)
-        self.check = guards(*self.of_tensors(arguments), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        self.check = check_of(guards, self.of_tensors(arguments))
         self.differentiable = any(arguments[i].requires_grad for i in tensors)
+
+    def matches(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether arguments are of this kind."""
+        # Types first: of other types numbers could be equal, and to a tensor equality is elementwise.
+        if tuple(map(type, arguments)) != self.types or self.numbers != self.of_numbers(arguments):
+            return False
+        tensors, low = self.of_tensors(arguments), 0
+        for x in tensors:
+            # Guards end the process at a nested tensor, which has no strides.
+            low |= 1 if x.is_nested else x.data_ptr()
+        return not low & 15 and self.check(*tensors)
+
+
+def check_of(guards: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """What knows tensors like these again."""
+    check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check
+
+
+def _kind(guards: Callable[..., Any], found: _Run, arguments: tuple[Any, ...]) -> Any:
+    """A `_Kind`, in C where that can be had."""
+    tensors = tuple([x for x in arguments if isinstance(x, torch.Tensor)])
+    module = in_c(tensors[0].device)
+    if module is None:
+        return _Kind(guards, found, arguments)
+    differentiable = any(x.requires_grad for x in tensors)
+    # Nothing of a tensor is kept.
+    values = tuple([None if isinstance(x, torch.Tensor) else x for x in arguments])
+    types, check = tuple(map(type, arguments)), check_of(guards, tensors)
+    return module.Kind(found, found.run, found.index, differentiable, values, types, check, *_PLAIN, _address)
 
 
 def _chosen(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
@@ -154,7 +196,7 @@ class prepared:
     current one. `check` sees arguments before they are prepared for.
     """
 
-    __slots__ = ("_check", "_kinds", "_prepare", "_runs", "numbers")
+    __slots__ = ("_check", "_kinds", "_prepare", "_runs", "around", "front", "numbers")
 
     def __init__(
         self, prepare: Callable[..., Callable[..., Any]], check: Callable[..., None] | None = None
@@ -162,10 +204,16 @@ class prepared:
         self._prepare = prepare
         self._check = check
         self._runs: dict[tuple[Any, ...], _Run] = {}
-        self._kinds: dict[torch.Size, list[_Kind]] = {}
+        self._kinds: dict[torch.Size, list[Any]] = {}
         """By the shape of the first argument."""
         self.numbers: dict[int, str] = {}
         """Names of arguments by place that are numbers. A tensor there would be what it was at the first call."""
+        self.around: tuple[Any, Any] | None = None
+        """Of an operator, its call in Python, and that of eager mode which autograd wants to know of, if any."""
+        self.front: Callable[..., Any] | None = None
+        """An operator's call in C, when there is a kind that it knows. In eager mode it calls what was prepared
+        for arguments of a kind, and for all others `around`.
+        """
         _everything.append(self)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -178,18 +226,11 @@ class prepared:
         """
         if self._kinds and type(arguments[0]) in _PLAIN:
             kinds = self._kinds.get(arguments[0].shape, ())
-            types = tuple(map(type, arguments)) if kinds else ()
             for i, kind in enumerate(kinds):
-                # Types first: of other types numbers could be equal, and to a tensor equality is elementwise.
-                if types == kind.types and kind.numbers == kind.of_numbers(arguments):
-                    tensors, low = kind.of_tensors(arguments), 0
-                    for x in tensors:
-                        # Guards end the process at a nested tensor, which has no strides.
-                        low |= 1 if x.is_nested else x.data_ptr()
-                    if not low & 15 and kind.check(*tensors):
-                        if i:  # what came last is likely to come next
-                            kinds[i], kinds[0] = kinds[0], kind
-                        return kind.found, kind.differentiable and torch.is_grad_enabled()
+                if kind.matches(arguments):
+                    if i:  # what came last is likely to come next
+                        kinds[i], kinds[0] = kinds[0], kind
+                    return kind.found, kind.differentiable and torch.is_grad_enabled()
         alike, differentiate = likeness(arguments)
         if alike is None:
             return None, False
@@ -213,7 +254,11 @@ class prepared:
         # Guards take one tensor in two places for none that they know.
         if len(kinds) < FAMILIAR and len(set(map(id, tensors))) == len(tensors):
             assert _guards is not None
-            kinds.append(_Kind(_guards, found, arguments))
+            kinds.append(_kind(_guards, found, arguments))
+            module = in_c(tensors[0].device)
+            if self.front is None and self.around is not None and module is not None:
+                of_torch = vars(forward_ad), vars(_python_dispatch), _transforming, torch.is_grad_enabled
+                self.front = module.Front(self._kinds, *self.around, *of_torch, _device, *_PLAIN)
 
     def run(self, found: _Run, arguments: tuple[Any, ...]) -> Any:
         """The call of arguments for which this was found."""
@@ -227,6 +272,7 @@ class prepared:
         """Prepares anew from now on."""
         self._runs.clear()
         self._kinds.clear()
+        self.front = None
 
     def _first(self, alike: tuple[Any, ...] | None, *arguments: Any) -> Any:
         """The call of arguments that nothing is prepared for."""
@@ -257,6 +303,91 @@ def forget() -> None:
         x.forget()
 
 
+class Launcher:
+    """A compiled kernel as it is launched past Triton's just-in-time compiler. Called with the arguments of a
+    launch, says whether it launched: not where a profiler listens, nor where another device is the current one.
+
+    `places` says of each argument how it is handed over: "a" a tensor by its address, None as it is; "g" a tuple
+    of tensors by their addresses, 0 for None; "m" as many arguments as `make(place, argument)` makes of it, which
+    keeps those of a `placed` one in `maps`, by its base's address and by what it says; "x" as it is. `tail` comes
+    behind them. `index` is the device's number, `...` for whichever is the current one.
+
+    In C it is `Launcher`: `launcher` gives that where it can be had.
+    """
+
+    __slots__ = (
+        "_device", "_function", "_grid", "_groups", "_index", "_make", "_maps", "_middle", "_pointers", "_stream",
+        "_tail", "_together",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        straight: tuple[Callable[..., None], bool, tuple[Any, ...]],
+        grid: tuple[int, ...],
+        tail: tuple[Any, ...],
+        places: str,
+        index: Any,
+        device: Callable[[], Any],
+        stream: Callable[[Any], Any],
+        make: Callable[[int, Any], tuple[Any, ...]] | None,
+    ) -> None:
+        self._function, self._together, self._middle = straight
+        self._grid = grid
+        self._tail = tail
+        self._pointers, self._groups, maps = ([i for i, x in enumerate(places) if x == kind] for kind in "agm")
+        self._maps = maps[::-1]  # those behind one move where it is replaced
+        self._index = index
+        self._device = device
+        self._stream = stream
+        self._make = make
+
+    def __call__(self, arguments: tuple[Any, ...]) -> bool:
+        if _observed():
+            return False
+        index = self._device()
+        if self._index is not ... and self._index != index:
+            return False
+        given = list(arguments)
+        for place in self._pointers:
+            x = given[place]
+            if x is not None:
+                given[place] = _address(x)
+        for place in self._groups:
+            given[place] = tuple([0 if x is None else _address(x) for x in given[place]])
+        for place in self._maps:
+            given[place : place + 1] = self._make(place, given[place])  # type: ignore[misc]  # is there with maps
+        given += self._tail
+        if self._together:
+            self._function(*self._grid, self._stream(index), *self._middle, given)
+        else:
+            self._function(*self._grid, self._stream(index), *self._middle, *given)
+        return True
+
+
+def launcher(
+    straight: tuple[Callable[..., None], bool, tuple[Any, ...]],
+    grid: tuple[int, ...],
+    tail: tuple[Any, ...],
+    places: str,
+    index: Any,
+    device: Callable[[], Any],
+    stream: Callable[[Any], Any],
+    maps: dict[Any, tuple[Any, ...]] | None = None,
+    placed: type | None = None,
+    make: Callable[[int, Any], tuple[Any, ...]] | None = None,
+) -> Callable[[tuple[Any, ...]], bool]:
+    """A `Launcher`, in C where that can be had. `placed` is the type of what is kept in `maps`."""
+    module = in_c(torch.device(_DEVICES[0]))
+    if module is None:
+        return Launcher(straight, grid, tail, places, index, device, stream, make)
+    function, together, middle = straight
+    held = {} if maps is None else maps, placed, make, _address, device, stream, _runtime
+    found: Callable[[tuple[Any, ...]], bool] = module.Launcher(
+        function, together, grid, middle, tail, places.encode(), index, *held
+    )
+    return found
+
+
 class Launch:
     """A kernel with its grid and all arguments behind the tensors: numbers, then constants by name.
 
@@ -272,32 +403,30 @@ class Launch:
         self._grid = grid
         self._numbers = numbers
         self._constants = constants
-        self._bound: tuple[Any, ...] | None = None
+        self._bound: Callable[[tuple[Any, ...]], bool] | None = None
 
     def __call__(self, device: torch.device, *tensors: Any, numbers: tuple[Any, ...] = ()) -> None:
         bound = self._bound
-        if bound is None or _observed():
+        if bound is None:
             self._first(device, tensors, numbers)
-            return
-        index, (run, together, middle), grid, grouped, tail = bound
-        if index != _device():
-            with torch.cuda.device(index):
-                self(device, *tensors, numbers=numbers)
-            return
-        arguments: list[Any]
-        if grouped:
-            arguments = [
-                tuple([0 if x is None else x.data_ptr() for x in one]) if type(one) is tuple else one.data_ptr()
-                for one in tensors
-            ]
-        else:
-            arguments = list(map(_address, tensors))
-        arguments += numbers
-        arguments += tail
-        if together:
-            run(*grid, _stream(index), *middle, arguments)  # type: ignore[misc]  # is there with CUDA
-        else:
-            run(*grid, _stream(index), *middle, *arguments)  # type: ignore[misc]  # is there with CUDA
+        elif not bound((*tensors, *numbers) if numbers else tensors):
+            with torch.cuda.device(device):
+                if _observed() or not bound((*tensors, *numbers)):
+                    self._first(device, tensors, numbers)
+
+    def _bind(
+        self,
+        device: torch.device,
+        tensors: tuple[Any, ...],
+        numbers: tuple[Any, ...],
+        straight: tuple[Callable[..., None], bool, tuple[Any, ...]],
+        grid: tuple[int, ...],
+        tail: tuple[Any, ...],
+    ) -> None:
+        """Has later launches go past the just-in-time compiler."""
+        assert _stream is not None
+        kinds = ["g" if isinstance(x, tuple) else "a" for x in tensors] + ["x"] * len(numbers)
+        self._bound = launcher(straight, grid, tail, "".join(kinds), device.index, _device, _stream)
 
     def _first(self, device: torch.device, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> None:
         """The usual launch, through the just-in-time compiler; what it compiled is kept."""
@@ -311,8 +440,7 @@ class Launch:
             names = self._kernel.arg_names[len(arguments) :]
             # No launch metadata and no hooks: where there are any, the usual launch is taken.
             tail = (*self._numbers, *(self._constants[name] for name in names))
-            grouped = any(isinstance(x, tuple) for x in tensors)
-            self._bound = device.index, straight(compiled), (*self._grid, 1, 1)[:3], grouped, tail
+            self._bind(device, tensors, numbers, straight(compiled), (*self._grid, 1, 1)[:3], tail)
 
 
 def straight(compiled: Any) -> tuple[Callable[..., None], bool, tuple[Any, ...]]:

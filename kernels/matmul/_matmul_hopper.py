@@ -60,6 +60,7 @@ from .._hopper import (
     plain_layout,
     thread_barrier,
 )
+from .._launch import room
 from .._pipeline import Handshake, add_out, barriers, copy_in, copy_out, cursor, viewed
 from ._schedules import Schedule
 
@@ -1006,17 +1007,29 @@ def _says_numbers(length: int, count: int) -> Says:
     return flat_mapping([length], [count], plain_layout(1))
 
 
-def _tiles(x: torch.Tensor, rows: int, columns: int, turned: bool = False) -> Placed:
-    """Tiles of a matrix, which lies in memory row by row, or `turned`: column by column."""
+def _says_tiles(x: torch.Tensor, rows: int, columns: int, turned: bool = False) -> Says:
+    """What the tensor map says of tiles of a matrix, which lies in memory row by row, or `turned`: column by
+    column.
+    """
     if turned:
         x, rows, columns = x.t(), columns, rows
-    return placed(x, _says(x.shape, x.stride(0), (rows, columns), x.dtype))
+    return _says(x.shape, x.stride(0), (rows, columns), x.dtype)
+
+
+def _tiles(x: torch.Tensor, rows: int, columns: int) -> Placed:
+    """Tiles of a matrix."""
+    return placed(x, _says_tiles(x, rows, columns))
+
+
+def _says_all(x: torch.Tensor, count: int) -> Says:
+    """What the tensor map says of so many numbers at a time of all that lie behind a matrix, in a row."""
+    length = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return _says_numbers(length, count)
 
 
 def _numbers(x: torch.Tensor, count: int) -> Placed:
-    """So many numbers at a time of all that lie behind a matrix, in a row."""
-    length = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return placed(x, _says_numbers(length, count))
+    """All numbers of a matrix."""
+    return placed(x, _says_all(x, count))
 
 
 def stageable(scale_a: torch.Tensor, scale_b: torch.Tensor, scales: str) -> bool:
@@ -1103,7 +1116,8 @@ def planned(
     split: int = 0,
 ) -> Callable[..., None]:
     """`multiply` of all tensors that are alike, as a function of (a, b, out, scale_a, scale_b, bias), to be called
-    where their device is the current one: all but memory and addresses is decided here.
+    where their device is the current one: all but memory and addresses is decided here. Of what that is called
+    with only addresses are read, so that transposes and other views of the same memory do as well.
     """
     M, K = a.shape
     N = out.shape[1]
@@ -1127,9 +1141,13 @@ def planned(
     of_scales = scale_a is not None and scale_a.dtype
     key = kernel_key(kernel, device, a.dtype, out.dtype, bias is not None and bias.dtype, of_scales, schedule)
     numbers = M, N, cdiv(K, schedule.step), dealt, section, *strides, schedule
-    of_a = schedule.loaded_rows, schedule.step, schedule.a_turned
-    of_b = schedule.columns, schedule.step, schedule.b_turned
-    of_out = schedule.written_rows, schedule.chunk
+    of_a = _says_tiles(a, schedule.loaded_rows, schedule.step, schedule.a_turned)
+    of_b = _says_tiles(b, schedule.columns, schedule.step, schedule.b_turned)
+    of_out = _says_tiles(out, schedule.written_rows, schedule.chunk)
+    of_maps = None
+    if schedule.staged and scale_a is not None and scale_b is not None:
+        of_maps = _says_all(scale_a, schedule.a_scales), _says_all(scale_b, schedule.b_scales)
+    of_partial = room((size,), torch.float32, device)
 
     def run(
         a: torch.Tensor,
@@ -1141,13 +1159,13 @@ def planned(
     ) -> None:
         partial = counter = out
         if size:
-            partial = torch.empty(size, dtype=torch.float32, device=device)
+            partial = of_partial()
             counter = counters(a, counted)
         maps: tuple[Placed | None, ...] = (None, None)
-        if schedule.staged and scale_a is not None and scale_b is not None:
-            maps = _numbers(scale_a, schedule.a_scales), _numbers(scale_b, schedule.b_scales)
+        if of_maps is not None and scale_a is not None and scale_b is not None:
+            maps = placed(scale_a, of_maps[0]), placed(scale_b, of_maps[1])
         launch(
-            kernel, key, programs, _tiles(a, *of_a), _tiles(b, *of_b), _tiles(out, *of_out), *maps,
+            kernel, key, programs, placed(a, of_a), placed(b, of_b), placed(out, of_out), *maps,
             out if scale_a is None else scale_a, out if scale_b is None else scale_b,
             out if bias is None else bias, partial, counter, *numbers,
         )  # fmt: skip

@@ -130,44 +130,51 @@ def _chosen(
     return replace(chosen, schedule=schedule)
 
 
+def planned(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None] | None:
+    """`matmul` of all tensors that are alike, as a function of (a, b, out, bias) to be called where their device
+    is the current one: of few rows, and on Hopper where nothing has to be copied first, all but memory and
+    addresses is decided here. Else None. Of what that is called with only addresses are read: transposes and other
+    views of the same memory do as well.
+    """
+    weight, device = b.t(), a.device
+    if out.numel() == 0 or a.shape[1] == 0 or not (bias is None or bias.is_contiguous()):
+        return None
+    if few_rows.takes(a, weight):
+        if lined(a) is not a:
+            return None
+        launch = few_rows.planned(a, weight, out, gated, bias)
+        return lambda a, b, out, bias: launch(device, a, b, out, out if bias is None else bias, few_rows.ALONE)
+    if not on_hopper(a):
+        return None
+    from . import _matmul_hopper as hopper
+
+    if not all(map(hopper.mapped, (a, weight, out))):
+        return None
+    chosen = _chosen(a, weight, out, gated, bias is not None, False)
+    multiply = hopper.planned(
+        a, weight, out, chosen.schedule, chosen.dealt, chosen.section, bias=bias, split=chosen.split
+    )
+    return lambda a, b, out, bias: multiply(a, b, out, None, None, bias)
+
+
 def _prepare(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool
 ) -> Callable[..., torch.Tensor]:
-    """`_launch` of all inputs that are alike: of few rows, and on Hopper where nothing has to be copied first, all
-    but memory and addresses is decided here.
-    """
-    like, weight, device = _empty(a, b, bias, gated), b.t(), a.device
-    if like.numel() == 0 or a.shape[1] == 0 or not (bias is None or bias.is_contiguous()):
+    """`_launch` of all inputs that are alike."""
+    like = _empty(a, b, bias, gated)
+    multiply = planned(a, b, like, bias, gated)
+    if multiply is None:
         return _launch
-    made = room(like.shape, like.dtype, device)
-    if few_rows.takes(a, weight):
-        if lined(a) is not a:
-            return _launch
-        launch = few_rows.planned(a, weight, like, gated, bias)
+    made = room(like.shape, like.dtype, a.device)
 
-        def few(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
-            out = made()
-            launch(device, a, b.t(), out, out if bias is None else bias, few_rows.ALONE)
-            return out
-
-        return few
-    if not on_hopper(a):
-        return _launch
-    from . import _matmul_hopper as hopper
-
-    if not all(map(hopper.mapped, (a, weight, like))):
-        return _launch
-    chosen = _chosen(a, weight, like, gated, bias is not None, False)
-    multiply = hopper.planned(
-        a, weight, like, chosen.schedule, chosen.dealt, chosen.section, bias=bias, split=chosen.split
-    )
-
-    def many(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
+    def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
         out = made()
-        multiply(a, b.t(), out, bias=bias)
+        multiply(a, b, out, bias)
         return out
 
-    return many
+    return run
 
 
 _matmul = operator(

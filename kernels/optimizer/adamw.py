@@ -27,7 +27,7 @@ import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .._common import FLOATING, INTERPRETED, cdiv, check, operator, power_of_2
-from .._launch import Launch, _guards, _stream, likeness
+from .._launch import Launch, _guards, _stream, check_of, likeness
 from ._addresses import addresses, aligned, functions, known_addresses, same
 
 BLOCK = 64 if INTERPRETED else 1024
@@ -483,10 +483,7 @@ def _as_the_last(grads: list[torch.Tensor], table: _Table) -> bool:
 
 def _guarded(grads: list[torch.Tensor]) -> Callable[..., bool] | None:
     """What knows gradients like these again, where there is such."""
-    if _guards is None:
-        return None
-    check: Callable[..., bool] = _guards(*grads, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    return check
+    return None if _guards is None else check_of(_guards, grads)
 
 
 def _table(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _Table | None:

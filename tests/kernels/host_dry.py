@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import triton
-from kernelmark.kernels import _common, _hopper, _launch
+from kernelmark.kernels import _common, _hopper, _in_c, _launch
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -140,7 +140,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--only", action="append")
     parser.add_argument("--profile", action="store_true", help="where the time of each row goes")
+    parser.add_argument("--without-c", action="store_true", help="as where there is no C compiler")
     given = parser.parse_args(arguments)
+    if given.without_c:
+        _in_c.compiled = lambda: None
     times = host_time()
     times.DTYPES["cpu"] = torch.bfloat16
     cpu, rows = torch.device("cpu"), []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernelmark.kernels import _in_c
 from kernelmark.kernels.optimizer import _addresses
 from kernelmark.kernels.optimizer import adamw as module
 from kernelmark.kernels.optimizer.adamw import adamw, adamw_clipped
@@ -49,9 +50,9 @@ def _seeded():
 def _loop(request, monkeypatch):
     """What goes over tensors that are known: Python, or C as on a GPU."""
     if request.param == "c":
-        if _addresses.compiled() is None:
+        if _in_c.compiled() is None:
             pytest.skip("there is no C compiler here")
-        monkeypatch.setattr(_addresses, "functions", lambda device: _addresses.compiled())
+        monkeypatch.setattr(_addresses, "functions", lambda device: _in_c.compiled())
 
 
 LOOPS = pytest.mark.usefixtures("_loop")

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from kernelmark.kernels import _launch
+from kernelmark.kernels import _in_c, _launch
 from kernelmark.kernels.optimizer import _addresses
 from triton.runtime import build
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def in_c(monkeypatch):
     """For tensors of a CPU as for those of a GPU."""
-    if _addresses.compiled() is None:
+    if _in_c.compiled() is None:
         pytest.skip("there is no C compiler here")
     monkeypatch.setattr(_launch, "_DEVICES", ("cpu",))
     return _addresses.functions(CPU)
@@ -113,14 +113,14 @@ def test_python_finds_them_where_c_cannot(monkeypatch, missing):
         monkeypatch.setattr(build, "compile_module_from_src", fails)
     else:
         monkeypatch.setattr(_addresses, "_read", None)
-    _addresses.compiled.cache_clear()
+    _in_c.compiled.cache_clear()
     try:
         assert _addresses.functions(CPU) is None
         tensors = [torch.empty(4), torch.empty(9)]
         assert _addresses.known_addresses(tensors, CPU) == _addresses.addresses(tensors)
         assert _addresses.same(list(map(weakref.ref, tensors)), tensors, CPU)
     finally:
-        _addresses.compiled.cache_clear()
+        _in_c.compiled.cache_clear()
 
 
 def test_tensors_of_other_devices_are_pythons():

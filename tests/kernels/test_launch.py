@@ -9,13 +9,24 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from kernelmark.kernels import _launch
+from kernelmark.kernels import _in_c, _launch
 from kernelmark.kernels._launch import Launch, forget, prepared
 from triton.backends.nvidia import driver as nvidia
 
 
+@pytest.fixture(params=["python", "c"])
+def way(request, monkeypatch):
+    """What knows arguments again and launches: Python, or C as on a GPU."""
+    if request.param == "python":
+        monkeypatch.setattr(_in_c, "compiled", lambda: None)
+    elif _in_c.compiled() is None:
+        pytest.skip("there is no C compiler here")
+    monkeypatch.setattr(_launch, "_DEVICES", ("cuda", "cpu"))
+    return request.param
+
+
 @pytest.fixture
-def made():
+def made(way):
     """What was prepared for, and a function that is prepared so."""
     seen = []
 
@@ -70,7 +81,7 @@ def looks(monkeypatch):
 
 
 @pytest.fixture
-def paired():
+def paired(way):
     """What was prepared for, and a function of two tensors and a number that is prepared so."""
     seen = []
 
@@ -148,7 +159,7 @@ def test_a_tensor_in_the_place_of_a_number_is_no_number_that_is_equal(paired):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("other", ["negative", "subclass", "nested", "sparse", "none"])
-def test_other_tensors_beside_one_that_is_known(other):
+def test_other_tensors_beside_one_that_is_known(way, other):
     """Guards would end the process at the nested one."""
     call = prepared(lambda x, y: lambda x, y: "strided")
     x, y = torch.randn(3, 3), torch.randn(3, 3)
@@ -311,7 +322,7 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(monkeypatch):
+def kernel(way, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(_launch, "_device", lambda: 0)
     streams = iter(range(100, 200))
@@ -411,7 +422,7 @@ def test_a_kernel_with_scratch_memory_goes_through_the_launcher(change):
 
 
 @pytest.fixture
-def mapped(monkeypatch):
+def mapped(way, monkeypatch):
     """A compiled kernel of two tensor maps, a tensor and a number; what C was handed, and maps that were made."""
     from kernelmark.kernels import _hopper
 

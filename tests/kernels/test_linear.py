@@ -51,6 +51,55 @@ def test_gradients_are_added_where_they_lie(dtype, most):
     assert (weight.main_grad.double() - want).norm() < most * want.norm()
 
 
+@pytest.mark.parametrize("asked", ["x", "weight", "bias", "xw", "xb", "wb", "xwb"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_that_are_asked_for(asked, compiled):
+    """Of rows that lie apart too, by calls that come again and of other sizes, in graphs of any size."""
+    call = torch.compile(linear, backend="aot_eager", dynamic=True) if compiled else linear
+    torch._dynamo.reset()
+    for M in (3, 40, 3, 40, 3):
+        x, weight, bias = (
+            torch.randn(2, M, 70).half()[..., :35],
+            torch.randn(24, 35).half(),
+            torch.randn(24).half(),
+        )
+        leaves = x.detach(), weight, bias
+        for z, name in zip(leaves, ("x", "w", "b"), strict=True):
+            z.requires_grad_(name in asked.replace("weight", "w").replace("bias", "b"))
+        y, dy = call(*leaves), torch.randn(2, M, 24).half()
+        y.backward(dy)
+        rows, given = x.double().flatten(0, 1), dy.double().flatten(0, 1)
+        dx, dw, db = dy.double() @ weight.double(), given.t() @ rows, given.sum(0)
+        for z, want in zip(leaves, (dx, dw, db), strict=True):
+            assert (z.grad is not None) == z.requires_grad
+            if z.grad is not None:
+                assert (z.grad.double() - want).norm() < 1e-3 * want.norm()
+
+
+@pytest.mark.parametrize("asked", [(True, True, True), (False, True, False), (True, False, False)])
+@pytest.mark.parametrize("sizes", [(2, 3, 32, 24), (1, 40, 35, 17)])
+def test_registered(asked, sizes):
+    B, M, K, N = sizes
+    x, weight, dy = torch.randn(B, M, K).half(), torch.randn(N, K).half(), torch.randn(B, M, N).half()
+    bias = torch.randn(N).half()
+    torch.library.opcheck(torch.ops.kernelmark.linear_backward.default, (dy, x, weight, *asked))
+    torch.library.opcheck(torch.ops.kernelmark.linear.default, (x, weight.requires_grad_(asked[1]), bias))
+
+
+def test_a_gradient_that_lies_otherwise():
+    """Expanded of one number, turned, every second row."""
+    x, weight = torch.randn(6, 32).half().requires_grad_(), torch.randn(24, 32).half().requires_grad_()
+    for dy in (
+        torch.ones(1).half().expand(6, 24),
+        torch.randn(24, 6).half().t(),
+        torch.randn(12, 24).half()[::2],
+        torch.randn(6, 49).half()[:, 1:25],
+    ) * 3:
+        dx, dweight = torch.autograd.grad(linear(x, weight), (x, weight), dy)
+        for got, want in ((dx, dy.double() @ weight.double()), (dweight, dy.double().t() @ x.double())):
+            assert (got.double() - want).norm() < 1e-3 * want.norm()
+
+
 def test_a_main_grad_of_another_shape_is_refused():
     weight = torch.randn(24, 32).bfloat16().requires_grad_()
     weight.main_grad = torch.zeros(32, 24)

@@ -19,13 +19,17 @@ from kernelmark.suite.operators.rope import reference as rotated
 from .player import Device, Tiles, aggregate, nothing, play, reduce
 
 
-def tiles(x, rows, columns, turned=False):
-    return Tiles(x.t(), columns, rows) if turned else Tiles(x, rows, columns)
-
-
 def numbers(x, count):
     """All that lie behind a matrix of scales, which has no gaps."""
     return Aligned(x.as_strided((x.numel(),), (1,)), count)
+
+
+def tiles(x, says):
+    """A matrix or its numbers, by what its tensor map says."""
+    if isinstance(says, int):
+        return numbers(x, says)
+    rows, columns, turned = says
+    return Tiles(x.t(), columns, rows) if turned else Tiles(x, rows, columns)
 
 
 class Aligned(Tiles):
@@ -41,9 +45,10 @@ def played(monkeypatch):
     play(
         monkeypatch,
         (hopper,),
-        _tiles=tiles,
+        placed=tiles,
+        _says_tiles=lambda x, rows, columns, turned=False: (rows, columns, turned),
+        _says_all=lambda x, count: count,
         add_out=reduce,
-        _numbers=numbers,
         multiply_add=lambda x, y, z: x * y + z,
         product_layout=nothing,
         plain_shared=nothing,
