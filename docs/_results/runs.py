@@ -87,6 +87,8 @@ GRAPHED = ("train-llama-graph", "train-gpt2-graphs", "precision-1b")
 """Training steps on a host whose cores compiled something else at the same time."""
 WORTHS = ("20261130-021233-c7e4", "20261130-023349-3c99")
 """Parts of a Llama's step and of GPT-2's, the latter with exchanges of a part for itself."""
+WORTH_STORED = "20261201-023341-d5d2"
+"""RoPE and attention in a Llama's step, whose calls alone are of what the model stores."""
 TRUTHS = ("truth/worth-1", "truth/worth-2")
 """An exchange for PyTorch's own norm with a delay before it, on two hosts."""
 COLLECTIVES = ("20261130-220055-0517", "20261129-232536-0d96", "20261129-200344-b173")

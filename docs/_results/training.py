@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from kernelmark.registry import figures
 from kernelmark.registry.store.record import PROVIDER
 
@@ -10,6 +12,7 @@ from .runs import (
     FP8_7B,
     GATE_UP,
     GRAPHED,
+    JOURNALS,
     OTHER_SHARDS,
     STEPS,
     TECHNIQUES,
@@ -35,6 +38,9 @@ from .tables import (
     unmeasured_of,
     value_of,
 )
+
+WAYS = {"forward": "forward", "both": "with its gradient", "views": "of views", "new gradients": "new gradients"}
+"""How calls of the host's table are made, in words."""
 
 
 def techniques() -> list[str]:
@@ -219,16 +225,10 @@ def gate_and_up() -> list[str]:
 def host_calls() -> list[str]:
     """What a call costs the host."""
     found = record("host/calls-h200.json")
-    ways = {
-        "forward": "forward",
-        "both": "with its gradient",
-        "views": "of views",
-        "new gradients": "new gradients",
-    }
     lines = [
         [
             f"`{x['operator']}`",
-            ways.get(x["way"], x["way"]),
+            WAYS.get(x["way"], x["way"]),
             f"{x['ours']:.0f}",
             f"{x['theirs']:.0f}",
             ratio_of(x["ratio"]),
@@ -245,4 +245,27 @@ def host_calls() -> list[str]:
         "## What a call costs the host",
         text,
         markdown(["operator", "way", "ours", "PyTorch's", "ratio"], lines),
+        *_in_c(),
+    ]
+
+
+def _in_c() -> list[str]:
+    """The same since calls that come again are launched in C, and before, on one host."""
+    text = (JOURNALS / "host" / "calls-in-c-h200.txt").read_text().splitlines()
+    found = [x for line in text if line.startswith("{") and "way" in (x := json.loads(line))]
+    lines = [
+        [
+            f"`{x['operator']}`",
+            WAYS.get(x["way"], x["way"]),
+            *(f"{x[name]:.0f}" for name in ("old", "new", "theirs")),
+            *(ratio_of(x[name]) for name in ("old_ratio", "ratio")),
+        ]
+        for x in found
+    ]
+    within = [sum(x[name] <= 1.5 for x in found) for name in ("ratio", "old_ratio")]
+    return [
+        "### Since calls that come again are launched in C",
+        f"On another host, before and since in one process: {within[0]} of {len(found)} are at most 1.5 times "
+        f"PyTorch's, {within[1]} before (`registry/reference/host/calls-in-c-h200.txt`).",
+        markdown(["operator", "way", "before", "since", "PyTorch's", "ratio before", "since"], lines),
     ]

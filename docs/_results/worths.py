@@ -8,7 +8,7 @@ from kernelmark.registry import figures
 from kernelmark.registry.analysis.worth import Worth, worths
 from kernelmark.registry.views import worth_table
 
-from .runs import TRUTHS, WORTHS, journal, origin, record
+from .runs import TRUTHS, WORTH_STORED, WORTHS, journal, origin, record
 from .tables import markdown
 
 WORTH_SEEN, WORTH_NEAR = 0.02, 0.2
@@ -52,7 +52,21 @@ def worth_of_parts() -> list[str]:
         "name, and the plan kept one of the two; since then it keeps both. Liger's loss waits for the device, "
         "which a graph cannot hold: its row is `error` there and `unsupported` since."
     )
-    return parts
+    return [*parts, *_as_stored()]
+
+
+def _as_stored() -> list[str]:
+    """Of which two are of other inputs in the first run than the model's."""
+    own = [x for x in worths(journal(WORTH_STORED)) if x.status == "ok"]
+    (rope,) = (x for x in own if x.expected is not None and x.exchange.part == "rope")
+    return [
+        "### Calls alone, of what the model stores",
+        "In the runs above attention and RoPE were timed alone on contiguous (B, H, S, D), which no Llama hands "
+        f"over. On what it stores, RoPE by `{rope.exchange.implementation}` gains "
+        f"{figures.percent(_gained(rope))} of what is expected. Liger's RoPE writes into its inputs, which alone "
+        f"is `incorrect`. {origin(journal(WORTH_STORED))}",
+        markdown(list(worth_table.HEADINGS), [worth_table.cells(x) for x in own]),
+    ]
 
 
 def _gained(x: Worth) -> float:
