@@ -7,7 +7,8 @@ A file here imports its library only inside functions and defines
   the operator's inputs by keyword. What the library cannot do raises `NotImplementedError(reason)` in the
   factory or at the first call, and becomes an `unsupported` row with that reason.
   The pass is "forward", "backward", "forward_backward", or "program" for a part of a model in training: forward
-  and backward once each, after which nobody reads the inputs again.
+  and backward once each, after which nobody reads the inputs again. A part of a model that takes no gradients
+  (`forward`, `generate`, `serve`) has the pass "forward".
   What a library forces on its user beside its own work (a copy of what it overwrites, another order in memory)
   is inside that call; the callable's attribute `conversion`, where it has one, does that part alone, on the
   same keyword arguments, so that it can be timed beside the call (`_terms.py`).

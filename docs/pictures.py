@@ -65,6 +65,7 @@ REPORTS = {
     "report-converge": ("converge-10k", Picture("", 1280, 1500)),
     "report-converge-curves": ("converge-10k", Picture("", 1040, 2010, style=CURVES)),
     "report-serving": ("20261130-093749-1d89", Picture("", 1280, 1500)),
+    "report-rates": ("20261201-022856-1fc4", Picture("", 1280, 2260)),
 }
 
 

@@ -18,7 +18,7 @@ from _results.again import lost
 from _results.attention import crossing_lengths, dense_attention
 from _results.convergence import convergence, exchanged, resumed
 from _results.cpu import cpu_page
-from _results.inference import decoding, forward_passes, server
+from _results.inference import decoding, forward_passes, server, tiny
 from _results.limits import incorrect, noise, not_shown, rewired, slower
 from _results.products import products, products_of_few_rows, products_since
 from _results.runs import (
@@ -174,7 +174,7 @@ def row() -> str:
     return "\n".join(["```", *lines[start:end], "```", "", told]) + "\n"
 
 
-BLOCKS = {"row": row}
+BLOCKS = {"row": row, "serve_tiny": tiny}
 """Of the README."""
 
 

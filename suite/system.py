@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -276,11 +276,19 @@ class Assembly:
     catalog: Stock
     heard: Callable[[int], None] | None = None
     """Told how many operations each product of 8 bits by `fp8_matmul` is."""
+    gradients: bool = True
+    """Whether parts are asked for gradients. Where not, libraries without a backward pass take part."""
 
     @property
     def plain(self) -> Assembly:
         """The same with products in the case's dtype."""
-        return type(self)(msgspec.structs.replace(self.system, precision="case"), self.catalog)
+        plain = msgspec.structs.replace(self.system, precision="case")
+        return type(self)(plain, self.catalog, gradients=self.gradients)
+
+    @property
+    def inferring(self) -> Assembly:
+        """The same for a program that takes no gradients."""
+        return replace(self, gradients=False)
 
     def implementation(self, part: str, operator: str, device: str) -> Implementation:
         """What is put in for a part: the one named, else the base's, else PyTorch's.
@@ -319,7 +327,8 @@ class Assembly:
             raise NotImplementedError(f"{part}: {reason[1]}")
         try:
             # Inputs of a part are dead after its backward pass, which comes once: no library needs copies of them.
-            found = chosen.load()(msgspec.structs.replace(case, pass_="program"))
+            pass_ = "program" if self.gradients else "forward"
+            found = chosen.load()(msgspec.structs.replace(case, pass_=pass_))
         except NotImplementedError as error:
             raise NotImplementedError(f"{part}: {error}") from None
         return found if self.system.execution == "eager" or chosen.provider in TRACED else _untraced(found)

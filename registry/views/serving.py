@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import methodcaller
+from types import MappingProxyType
 from typing import TypeAlias
 
 import msgspec
@@ -64,6 +65,8 @@ class Spread(msgspec.Struct, frozen=True, array_like=True):
     metric: str
     count: int
     ranks: tuple[float, ...]
+    tail: tuple[float, float] | None = None
+    """The 95 % interval of the 99th percentile by order statistics; None of fewer than 500 requests."""
 
     def at(self, percent: int) -> float:
         """A percentile, nearest rank."""
@@ -106,7 +109,9 @@ def spreads(journal: Journal) -> tuple[Spread, ...]:
 
 def _spread(key: Key, metric: str, ordered: Sequence[float]) -> Spread:
     ranks = tuple(nearest_rank(ordered, 100 * i / POINTS) for i in range(1, POINTS + 1))
-    return Spread(key, metric, len(ordered), ranks)
+    count = len(ordered)
+    about = order_interval(count, 99) if count >= dict(MARKS)[99] else None
+    return Spread(key, metric, count, ranks, about and (ordered[about[0] - 1], ordered[about[1] - 1]))
 
 
 @dataclass(frozen=True)
@@ -146,12 +151,14 @@ def pictures(
     """All drawings that rows give, of a `width` in pixels, what searches `tried`, and how latencies are spread,
     these of `each` where it is given. `of` says which run a row is of.
     """
+    spread = tuple(spread)
+    bounds = {(x.key, f"{x.metric}_p99"): x.tail for x in spread if x.tail is not None}
     served = [x for x in found if x.operator == OPERATOR]
     mine = [x for x in served if x.value() is not None]
     loads: list[Picture] = []
     for what, group in _together([x for x in served if x in mine or _saturated(x)], "rate", "requests"):
         if group[0].axes.get("rate", 0) and group[0].options.get("load") != "search":
-            loads.extend(_tails(what, group, looks, link, of, width))
+            loads.extend(_tails(what, group, looks, link, of, width, bounds))
     for what, group in _together(mine, "rate", "users", "requests"):
         loads.extend(_front(what, group, looks, link, of, width))
     searches: dict[str, list[Probes]] = {}
@@ -211,18 +218,28 @@ def _names(lines: Lines) -> tuple[str, ...]:
 
 
 def _tails(
-    what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link, of: Of, width: float
+    what: str,
+    rows: Sequence[Row],
+    looks: Mapping[str, Series],
+    link: Link,
+    of: Of,
+    width: float,
+    bounds: Mapping[tuple[Key, str], tuple[float, float]],
 ) -> Iterator[Picture]:
-    """The 99th percentiles of a load over its rates, where it was run at several; who could not follow one has a
-    mark at the upper edge.
+    """The 99th percentiles of a load over its rates, where it was run at several, with their intervals by order
+    statistics; who could not follow a rate has a mark at the upper edge.
     """
     beyond = [x for x in rows if _saturated(x)]
     for metric, name in TAILS:
         lines = _lines(rows, lambda x: x.axes.get("rate", 0) / 1000, methodcaller("value", metric), of)
         if any(len(x) > 1 for x in lines.values()):
             text = f"p99 of {name} over the rate: {what}"
-            drawing = _drawn(lines, looks, link, text, "requests/s", "ms", width, beyond=beyond)
-            yield Picture(f"p99 of {name}, ms, over requests/s: lower is better", what, drawing, _names(lines))
+            own = {x: bound for (x, of_metric), bound in bounds.items() if of_metric == metric}
+            drawing = _drawn(lines, looks, link, text, "requests/s", "ms", width, beyond=beyond, bounds=own)
+            caption = f"p99 of {name}, ms, over requests/s: lower is better"
+            if any(row.identity in own for line in lines.values() for _, _, row in line):
+                caption += "; bars are 95 % by order statistics of requests"
+            yield Picture(caption, what, drawing, _names(lines))
 
 
 def _front(
@@ -262,16 +279,19 @@ def _drawn(
     width: float,
     front: Sequence[tuple[float, float]] = (),
     beyond: Sequence[Row] = (),
+    bounds: Mapping[Key, tuple[float, float]] = MappingProxyType({}),
 ) -> str:
     """Points by implementation on two logarithmic axes, those of a run joined; with a front of several, that below
     them, and each point's load beside it, of several alike with its number of requests. Rows `beyond` have no
-    latency: they saturated.
+    latency: they saturated. `bounds` are intervals of points.
     """
     points = [(x, y) for line in lines.values() for x, y, _ in line]
     left, right, top, foot = 52.0, width - (72.0 if front else 22.0), 26.0, 240.0  # with room for a label
     rates = [*(x for x, _ in points), *(x.axes["rate"] / 1000 for x in beyond)]
     across = log_axis(min(rates), max(rates), left, right)
-    up = log_axis(min(y for _, y in points), max(y for _, y in points), 0, foot - top)
+    ends = [y for line in lines.values() for _, _, row in line for y in bounds.get(row.identity, ())]
+    heights = [*(y for _, y in points), *ends]
+    up = log_axis(min(heights), max(heights), 0, foot - top)
     if not front:  # each rate that was tried
         across = replace(across, ticks=[(x, f"{x:g}") for x in sorted(set(rates))])
     plot = Plot(Canvas(width, foot + 40), across, up, top, foot)
@@ -293,6 +313,10 @@ def _drawn(
         )
         for (x, y, row), place in zip(line, places, strict=True):
             told = f"{name}, {_load(row)}: {figures.number(y)} {up_unit} at {figures.number(x)} {across_unit}"
+            if (bound := bounds.get(row.identity)) is not None:
+                told += f", {_between(bound)}"
+                (x_at, lower), (_, upper) = plot.at(x, bound[0]), plot.at(x, bound[1])
+                plot.canvas.line([x_at, x_at], [lower, upper], look.colour, 1.2)
             plot.canvas.dot(
                 *place, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill, link(row.identity)
             )
@@ -310,6 +334,10 @@ def _drawn(
         plot.canvas.dot(x_at, top, look.colour, look.shape, 6.5, told, 1, link(row.identity))
         plot.canvas.text(x_at, top + 13, "saturated", "--soft", "right")
     return plot.canvas.svg(text)
+
+
+def _between(bound: tuple[float, float]) -> str:
+    return f"95 % by order statistics {figures.number(bound[0])} to {figures.number(bound[1])} ms"
 
 
 def _titles(plot: Plot, across: str, up: str) -> None:
@@ -398,6 +426,24 @@ def _same(_: float, text: str) -> str:
 # --- how latencies are spread ---------------------------------------------------------------------------
 
 
+def order_interval(count: int, percent: float) -> tuple[int, int] | None:
+    """The ranks, from 1, of two ordered values that hold a percentile between them with 95 % at the least,
+    whatever the distribution: how many of `count` are not above it is binomial. None where so few say no upper
+    one. Requests count as independent, which those of one queue are not quite.
+    """
+    share, beyond, at = percent / 100, 0.0, count
+    upper: int | None = None
+    while at > 0:
+        odds = math.lgamma(count + 1) - math.lgamma(at + 1) - math.lgamma(count - at + 1)
+        beyond += math.exp(odds + at * math.log(share) + (count - at) * math.log1p(-share))  # P(at least `at`)
+        if beyond <= 0.025:
+            upper = at
+        if beyond >= 0.975:
+            break
+        at -= 1
+    return None if upper is None or at == 0 else (at, upper)
+
+
 def nearest_rank(ordered: Sequence[float], percent: float) -> float:
     """The least of ordered values that so many of all are not above."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
@@ -421,7 +467,8 @@ def _distribution(found: Sequence[Spread], caption: str, looks: Mapping[str, Ser
         for percent, least in MARKS:
             if spread.count >= least:
                 value = spread.at(percent)
-                told = f"{name}: p{percent} {figures.number(value)} ms of {spread.count:,} requests"
+                between = "" if percent != 99 or spread.tail is None else f" ({_between(spread.tail)})"
+                told = f"{name}: p{percent} {figures.number(value)} ms{between} of {spread.count:,} requests"
                 x, y = plot.at(value, percent / 100)
                 plot.canvas.dot(x, y, look.colour, look.shape, 6.5, told, look.fill)
                 marks.append((x, y, f"p{percent} {figures.number(value, 3)}", look.colour))

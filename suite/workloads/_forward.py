@@ -36,7 +36,7 @@ class PartsPasses:
                 "float8, recomputing and optimizer states are of training; a forward pass is in the case's dtype"
             )
         inference.allowed(assembly, "dtype")
-        self.assembly = assembly
+        self.assembly = assembly.inferring
         self._call: Callable[..., Any] | None = None
 
     def load(self, chosen: Chosen, B: int, S: int, dtype: str, weights: inference.Weights) -> None:

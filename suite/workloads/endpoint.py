@@ -4,8 +4,11 @@ It costs money, so nothing is asked before its price is bounded: the environment
 that may be spent.
 
     KERNELMARK_ENDPOINT_MODEL    the model's name at the provider
-    KERNELMARK_ENDPOINT_CAPS     requests=N,tokens=N,usd=X: the most of a system in one replicate
+    KERNELMARK_ENDPOINT_CAPS     requests=N,tokens=N,usd=X: the most of a whole run: its systems, cases, replicates
     KERNELMARK_ENDPOINT_PRICES   input=X,output=X: dollars a million tokens
+
+What a run has taken stands in its own folder: one that is resumed goes on with what is left. Each shard is a
+run by itself.
 
 Keys stand in the SDKs' own variables; no key, and no text of an error, which may hold one, goes into a record.
 Retries are off: a 429 is an outcome.
@@ -13,6 +16,7 @@ Retries are off: a 429 is an outcome.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import random
@@ -20,8 +24,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from ...registry.store.metric import Metric, Ratio
@@ -29,6 +35,7 @@ from ...registry.store.record import Case, Measurement
 from ..measure.rounding import rounded
 from ..workload import Workload
 from ._serving import latencies
+from ._serving.loaded import STAMP_METRICS, stamps
 from ._serving.messages import Seen
 
 if TYPE_CHECKING:
@@ -37,6 +44,7 @@ if TYPE_CHECKING:
 MODEL = "KERNELMARK_ENDPOINT_MODEL"
 CAPS = "KERNELMARK_ENDPOINT_CAPS"
 PRICES = "KERNELMARK_ENDPOINT_PRICES"
+LEDGER = "endpoint.json"
 COMMAND = "kernelmark run --plan endpoint"
 
 METRICS = (
@@ -81,6 +89,7 @@ METRICS = (
         "left_tokens", "tokens", "neither", "minimum", about="Least of the tokens that were left in its limit."
     ),
     Metric("spent", "USD", about="Tokens at the prices given."),
+    *STAMP_METRICS,
 )
 
 WORDS = [
@@ -142,9 +151,42 @@ class Endpoint(Protocol):
         ...
 
 
+class Taken(msgspec.Struct, frozen=True):
+    """What a run has taken: requests, tokens, dollars."""
+
+    requests: int = 0
+    tokens: int = 0
+    usd: float = 0.0
+
+    def plus(self, more: Taken) -> Taken:
+        """Both."""
+        return Taken(self.requests + more.requests, self.tokens + more.tokens, self.usd + more.usd)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a run has taken, in a file of its own folder: processes of a run come one after the other."""
+
+    path: Path | None
+
+    def read(self) -> Taken:
+        """What stands there; nothing where a run keeps nothing, or has taken nothing."""
+        if self.path is None or not self.path.is_file():
+            return Taken()
+        return msgspec.json.decode(self.path.read_bytes(), type=Taken)
+
+    def write(self, taken: Taken) -> None:
+        """Puts it in place. Raises `OSError` where it cannot: what is not counted is not asked."""
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            new = self.path.with_suffix(".new")
+            new.write_bytes(msgspec.json.encode(taken))
+            new.replace(self.path)
+
+
 @dataclass(frozen=True)
 class Caps:
-    """The most that a system may take in a replicate, and what a token costs in dollars."""
+    """The most that may be taken, and what a token costs in dollars."""
 
     requests: int
     tokens: int
@@ -152,8 +194,10 @@ class Caps:
     input: float
     output: float
 
-    def hold(self, requests: int, prompt: int, output: int) -> None:
-        """Raises `NotImplementedError` where so many requests could go beyond."""
+    def hold(self, requests: int, prompt: int, output: int, already: str = "") -> Taken:
+        """The most that so many requests take. Raises `NotImplementedError` where that goes beyond; `already` is
+        said of the cap.
+        """
         tokens = requests * (prompt + output)
         usd = self.cost(requests * prompt, requests * output)
         for what, most, cap in (
@@ -162,7 +206,15 @@ class Caps:
             ("usd", usd, self.usd),
         ):
             if most > cap:
-                raise NotImplementedError(f"this case may take {most:.6g} {what}, the cap is {cap:.6g} ({CAPS})")
+                raise NotImplementedError(
+                    f"this case may take {most:.6g} {what}, the cap is {cap:.6g}{already} ({CAPS})"
+                )
+        return Taken(requests, tokens, usd)
+
+    def less(self, taken: Taken) -> Caps:
+        """What is left of it; none of what is overdrawn."""
+        left = (max(0, self.requests - taken.requests), max(0, self.tokens - taken.tokens))
+        return dataclasses.replace(self, requests=left[0], tokens=left[1], usd=max(0.0, self.usd - taken.usd))
 
     def cost(self, prompt: float, output: float) -> float:
         """Dollars of so many tokens."""
@@ -259,7 +311,13 @@ def measure(case: Case, system: Endpoint, session: Session, prepared: None) -> M
     """One endpoint: a cold request, then warm ones of so many users, each waiting for its answer."""
     model, most = permitted(system, os.environ)
     words, output, requests = (case.axes[x] for x in ("words", "output", "requests"))
-    most.hold(requests, TOKENS_A_WORD * words + OVERHEAD, output)
+    ledger = Ledger(None if system.local or session.scratch is None else session.scratch / LEDGER)
+    taken = ledger.read()
+    already = (
+        f" after the {taken.requests} requests, {taken.tokens} tokens, {taken.usd:.6g} usd that this run took"
+    )
+    most = most.less(taken)
+    may = most.hold(requests, TOKENS_A_WORD * words + OVERHEAD, output, already if taken.requests else "")
     from ._serving.fake_provider import Fake
 
     with (
@@ -267,7 +325,9 @@ def measure(case: Case, system: Endpoint, session: Session, prepared: None) -> M
         _connected(system, fake.url if fake else None),
         session.stage("sample"),
     ):
+        ledger.write(taken.plus(may))  # before the first is asked: a process may be killed
         found = all_of(system, model, case, session.seed, most)
+    ledger.write(taken.plus(took(found, may, requests, most)))
     with session.stage("summarize"):
         return summarize(found, most, requests)
 
@@ -316,6 +376,20 @@ def all_of(system: Endpoint, model: str, case: Case, seed: int, most: Caps) -> l
     return found
 
 
+def took(found: Sequence[Asked], may: Taken, requests: int, most: Caps) -> Taken:
+    """What these took by the provider's count. One that it did not count, as a failed one, may have taken its
+    share of all that the case `may` take by so many requests.
+    """
+    tokens, usd = 0, 0.0
+    for x in found:
+        prompt, output = (getattr(x.seen, name) for name in COUNTS)
+        if prompt is None or output is None:
+            tokens, usd = tokens + math.ceil(may.tokens / requests), usd + may.usd / requests
+        else:
+            tokens, usd = tokens + prompt + output, usd + most.cost(prompt, output)
+    return Taken(len(found), tokens, usd)
+
+
 def token_time(asked: Asked) -> float | None:
     """ms a token that was shown: what a model thought in silence is counted too, and came in no chunk."""
     seen, hidden = asked.seen, asked.usage.get("reasoning") or 0
@@ -349,6 +423,7 @@ def summarize(found: Sequence[Asked], most: Caps, requests: int | None = None) -
         **{name: [_number(x.headers, names) for x in found] for name, names in LEFT.items()},
     }
     samples = {name: rounded(y for y in values if y is not None) for name, values in several.items()}
+    samples |= {name: rounded(x) for name, x in stamps([x.seen for x in found], cold.seen.scheduled).items()}
     remarks = [f"requests by their end: {ends}"] if len(warm) < len(found) - 1 else []
     if uncounted:
         remarks.append(

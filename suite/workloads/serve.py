@@ -29,7 +29,7 @@ from ..measure.rounding import rounded
 from ..system import Assembly
 from . import _inference as inference
 from ._serving import children, latencies, load
-from ._serving.loaded import Loaded, figures, remarks
+from ._serving.loaded import STAMP_METRICS, Loaded, figures, remarks
 from ._serving.messages import EngineSpec, Seen, Spec, Task
 from ._serving.search import PROBES, Search
 from .forward import Inference, catalog, read
@@ -157,16 +157,7 @@ METRICS = (
         summary="p99",
         about="How late the clients' own event loops were. Above 1 ms the row is client_bound.",
     ),
-    *(
-        Metric(f"stamp_{name}", "ms", better="neither", shown="never", about=f"{about}, from the load's begin.")
-        for name, about in (
-            ("scheduled", "s of each request that ended well"),
-            ("sent", "q"),
-            ("first", "f"),
-            ("last", "t"),
-            ("end", "e"),
-        )
-    ),
+    *STAMP_METRICS,
 )
 
 CHECKED = 4

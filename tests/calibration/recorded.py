@@ -4,8 +4,9 @@
 
 Each folder of `registry/reference/detector/` holds one comparison, as STAGE-SIDE.jsonl.gz. Those named `planted-…`
 come from `planted.py`, those named `unchanged-…` from two commits with the same kernels, those named
-`environment-…` from two environments, with the arms of the attribution (`arm-…`) beside them. Printed are the
-Markdown tables that `docs/calibration.md` shows.
+`environment-…` from two environments, with the arms of the attribution (`arm-…`) beside them, those named
+`server-…` from starts of a server on a CPU, `said.txt` being what the command said. Printed are the Markdown
+tables that `docs/calibration.md` shows, which are without the last.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ def decided(folder: Path) -> tuple[Progress, int]:
 
     first = read(folder / "1-base.jsonl.gz")
     wanted = dict.fromkeys((x.identity for x in first.records), first.header.replicates)
-    # As the command: another environment may well move every row, and is no sign of another machine.
-    options = msgspec.structs.replace(DEFAULTS, shift_above=math.inf) if _apart(folder) else DEFAULTS
+    # As the command: another environment may well move every row, and is no sign of another machine. Nor is what
+    # moves a comparison's only row, which is a baseline whose file differs.
+    moves = _apart(folder) or folder.name.startswith("server")
+    options = msgspec.structs.replace(DEFAULTS, shift_above=math.inf) if moves else DEFAULTS
     return decide(measured(wanted), measured, options), _whole(first, wanted)
 
 

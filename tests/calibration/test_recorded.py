@@ -62,3 +62,21 @@ def test_another_environment_is_told_from_the_code(recorded: ModuleType) -> None
         for found in attributed:
             assert found.causes == ("environment",)
             assert {x.cause for x in found.parts} == {"code", "environment", "interaction"}
+
+
+def test_a_planted_delay_of_a_server_is_found(recorded: ModuleType) -> None:
+    """Starts of a server on a CPU: 2 ms in each layer's attention of a step, by the whole command."""
+    found, pairs = recorded.decided(recorded.RECORDED / "server-delayed-1")
+    (verdict,) = found.verdicts
+    assert (verdict.kind, pairs, verdict.pairs) == ("regression", 6, 10)
+    assert verdict.change == pytest.approx(3.728, abs=0.05)
+    said = (recorded.RECORDED / "server-delayed-1" / "said.txt").read_text(encoding="utf-8")
+    assert "+372.8 %" in said
+    assert said.endswith("exit code 1\n")
+
+
+def test_unchanged_servers_beside_other_work_are_no_alarm(recorded: ModuleType) -> None:
+    found, _ = recorded.decided(recorded.RECORDED / "server-unchanged-1")
+    (verdict,) = found.verdicts
+    assert verdict.kind not in ("regression", "warning", "improvement")
+    assert "1 inconclusive" in (recorded.RECORDED / "server-unchanged-1" / "said.txt").read_text(encoding="utf-8")

@@ -167,3 +167,32 @@ def test_what_vllm_lacked_stands_beside_its_figure(part):
     assert "`trimmed: 8 of vllm's 16 shared libraries are missing or cut: " in said
     assert "`without flashinfer, which is not installed: PyTorch's sampler chooses the tokens`" in said
     assert "mamba2-1.3b-bf16 by `kernelmark`" in inference._out_of_memory(inference.GENERATE)
+
+
+def test_goals_of_decoding_that_were_missed_are_named(part):
+    """Beside its figures: of five shapes three are below the byte bound that was asked for."""
+    text = "\n".join(part("inference").decoding())
+    table, _, told = text.partition("### What was asked for")[2].partition("\nMissed: ")
+    assert table.count("**missed**") == 4
+    for shape in ("1 × 1,024 (84.8 % of the byte", "8 × 1,024 (82.5 %", "64 × 4,096 (1.044 times vLLM"):
+        assert shape in told.partition("\n")[0]
+    assert "8 × 8,192" not in told.partition("\n")[0]
+
+
+def test_no_ratio_is_taken_of_clients_that_were_late(part):
+    """Neither in the headline nor above the tables, where rows are `client_bound`."""
+    inference, runs = part("inference"), part("runs")
+    headline = next(x for x in inference.server() if x.startswith("Llama 3.1 8B's shape"))
+    assert "all 7 rows of both are `client_bound`" in headline
+    vllm = inference.value_of(inference._loaded(runs.SERVED_BEFORE[0], "closed", 1), "tpot")
+    ours = inference.value_of(inference._loaded(runs.SERVED_CLOSED, "closed", 1), "tpot")
+    assert f"{vllm / ours:.2f}×" not in headline
+    (above,) = (x for x in inference.server() if x.startswith("With one user ours took"))
+    assert above.endswith("all 7 rows of both are `client_bound`:")
+    assert inference._bound(runs.SERVED_CLOSED, runs.SERVED_BESIDE).startswith("0 of 4 rows")
+
+
+def test_rows_refused_by_our_fault_are_said_to_be(part):
+    told = part("inference")._refused_by_fault()
+    assert told.startswith("Rows of `vllm` are `unsupported` there for want of a backward pass (B1-S512-bert-base")
+    assert "a fault of ours" in told

@@ -85,7 +85,7 @@ class Engine:
     ) -> None:
         import torch
 
-        system = assembly.system
+        assembly, system = assembly.inferring, assembly.system
         if system.execution not in ("eager", "graph", *COMPILED):
             raise NotImplementedError(
                 f"the engine compiles a whole step, or none of it, not by {system.execution}"

@@ -5,12 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ....registry.store.metric import Metric
 from ...measure.rounding import rounded
 from . import latencies, load
 from .messages import Seen
 
 STAMPED = 2000
 """Requests whose stamps are kept; of more, every k-th."""
+NEVER = -1.0
+"""A stamp of a request that did not come to that: stamps count from the load's begin, and none is below 0."""
+STAMPS = (
+    (
+        "scheduled",
+        "ms",
+        "s of each request, failed ones too; of more than 2,000 every k-th, in all of these alike",
+    ),
+    ("sent", "ms", "q, −1 where none was sent"),
+    ("first", "ms", "f, −1 where no text came"),
+    ("last", "ms", "t, likewise"),
+    ("end", "ms", "e, −1 where the stream had no end"),
+    ("chunks", "1", "Chunks with text of each"),
+    ("ok", "1", "1 where it ended well, else 0"),
+)
+STAMP_METRICS = tuple(
+    Metric(f"stamp_{name}", unit, better="neither", shown="never", about=f"{about}.")
+    for name, unit, about in STAMPS
+)
 GAPS_KEPT = 5000
 LATE_MS = 1.0
 """Lateness of a client at its 99th percentile beyond which it, and not the server, may be what is measured."""
@@ -73,11 +93,22 @@ def figures(found: Loaded, limits: tuple[float, float] | None) -> dict[str, tupl
         step = window.seconds / (len(counts) - 1)
         values["backlog_at"] = [i * step for i in range(len(counts))]
     values["client_late"] = latencies.thinned(found.late_ms, STAMPED)
-    whole = [x for x in found.seen if x.outcome == "ok" and None not in (x.sent, x.first, x.last, x.end)]
-    for name in ("scheduled", "sent", "first", "last", "end"):
-        stamps = [(getattr(x, name) - found.begin_ns) * latencies.MS for x in whole]
-        values[f"stamp_{name}"] = latencies.thinned(stamps, STAMPED)
+    values |= stamps(found.seen, found.begin_ns)
     return {name: rounded(x) for name, x in values.items() if x}
+
+
+def stamps(seen: Sequence[Seen], begin_ns: int) -> dict[str, list[float]]:
+    """What is kept of every request, however it ended, in the order given: each list has the same requests."""
+
+    def stamp(at: int | None) -> float:
+        return NEVER if at is None else (at - begin_ns) * latencies.MS
+
+    values: dict[str, list[float]] = {
+        name: [stamp(getattr(x, name)) for x in seen] for name in ("scheduled", "sent", "first", "last", "end")
+    }
+    values["chunks"] = [float(len(x.chunks)) for x in seen]
+    values["ok"] = [float(x.outcome == "ok") for x in seen]
+    return {f"stamp_{name}": latencies.thinned(x, STAMPED) for name, x in values.items()}
 
 
 def remarks(found: Loaded, checked: bool) -> tuple[str, ...]:

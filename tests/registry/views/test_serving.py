@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -16,7 +17,15 @@ from kernelmark.registry.store.record import Measurement, Record
 from kernelmark.registry.views.canvas import CHARACTER
 from kernelmark.registry.views.looks import palette
 from kernelmark.registry.views.report import render
-from kernelmark.registry.views.serving import Pictures, best, nearest_rank, pictures, probes, spreads
+from kernelmark.registry.views.serving import (
+    Pictures,
+    best,
+    nearest_rank,
+    order_interval,
+    pictures,
+    probes,
+    spreads,
+)
 from kernelmark.registry.views.table import render as text
 from kernelmark.registry.views.tables import run_table
 from kernelmark.suite.workloads import serve
@@ -109,6 +118,44 @@ def test_a_p99_is_of_enough_requests(run: Any) -> None:
     many = next(x for x in found.spreads if "rate4000" in x.of)
     marked = [re.findall(r"kernelmark: (p\d+) ", x.drawing) for x in (few, many)]
     assert marked == [["p50"], ["p50", "p90", "p99"]]
+
+
+@pytest.mark.parametrize("count", [500, 501, 777, 5000])
+def test_a_p99_lies_within_its_interval(count: int) -> None:
+    """Of what a loop of the binomial's own definition says: no narrower pair of ranks holds it so often."""
+    ranks = order_interval(count, 99)
+    assert ranks is not None
+    low, high = ranks
+    share = [math.comb(count, k) * 99**k / 100**count for k in range(count + 1)]
+    assert sum(share[:low]) <= 0.025 < sum(share[: low + 1])
+    assert sum(share[high:]) <= 0.025 < sum(share[high - 1 :])
+    assert low < math.ceil(0.99 * count) < high
+
+
+def test_an_interval_holds_as_often_as_it_says() -> None:
+    chance = random.Random(7)
+    ranks = order_interval(500, 99)
+    assert ranks is not None
+    low, high = ranks
+    held = 0
+    for _ in range(400):
+        ordered = sorted(chance.random() for _ in range(500))
+        held += ordered[low - 1] <= 0.99 <= ordered[high - 1]
+    assert held >= 0.92 * 400
+    assert order_interval(300, 99) is None
+    assert order_interval(0, 99) is None
+
+
+def test_a_p99_over_the_rate_has_its_bar(run: Any) -> None:
+    found = drawn(run)
+    (tails,) = (x for x in found.loads if x.caption.startswith("p99 of first token"))
+    assert tails.caption.endswith("; bars are 95 % by order statistics of requests")
+    assert (
+        tails.drawing.count("95 % by order statistics") == 4
+    )  # two servers at two rates of 500 requests and more
+    told = [x for x in found.spreads if "requests4" in x.of or "requests6" in x.of]
+    assert any("p99" in x.drawing and "95 % by order statistics" in x.drawing for x in told)
+    assert not any("95 % by" in x.drawing for x in found.spreads if "requests40-" in x.of)
 
 
 def test_what_logarithms_do_not_take_is_not_drawn(run: Any) -> None:

@@ -8,8 +8,11 @@ import http.client
 import importlib.util
 import json
 import random
+import re
 import time
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -266,6 +269,104 @@ def test_what_a_cap_left_out_is_said() -> None:
     found = summary({"prompt": 5, "output": 2000}, **{endpoint.CAPS: "requests=4,tokens=4000,usd=1"})
     assert len(found.samples["answer"]) == 1
     assert found.remarks == ("a cap was reached: 2 of 4 requests were not asked (KERNELMARK_ENDPOINT_CAPS)",)
+
+
+class Paid(Plain):
+    """A provider that counts so many tokens an answer, of 846 that nine requests of `a_case` may take; it fails
+    beyond those that it has answers for.
+    """
+
+    needs = ("KEY",)
+    local = False
+
+    def __init__(self, answers: int = 1 << 20) -> None:
+        self.asked, self.answers = 0, answers
+
+    def connect(self, url: str | None, timeout_s: float) -> None:
+        pass
+
+    def ask(self, model: str, prompt: str, output: int) -> Iterator[dict[str, Any]]:
+        self.asked += 1
+        if self.asked > self.answers:
+            raise Status(429, KEY)
+        yield {"text": "a"}
+        yield {"end": True, "usage": {"prompt": 10, "output": 5}}
+
+
+def paid(monkeypatch: pytest.MonkeyPatch, folder: Path | None, caps: str) -> Callable[..., Measurement]:
+    """Replicates of a run, each as in a process of its own."""
+    for name, value in (PERMITTED | {"KEY": KEY, endpoint.CAPS: caps}).items():
+        monkeypatch.setenv(name, value)
+
+    def measure(replicate: int, system: Paid, users: int = 2) -> Measurement:
+        session = Session(Cpu(), 1, replicate, Sampling(), Stages(), folder)
+        return endpoint.measure(a_case(users=users), system, session, None)
+
+    return measure
+
+
+def test_a_cap_is_of_all_replicates_and_cases_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = Paid()
+    measure = paid(monkeypatch, tmp_path / "run", "requests=20,tokens=100000,usd=1")
+    measure(0, system)
+    measure(1, system, users=3)
+    beyond = "may take 9 requests, the cap is 2 after the 18 requests, 270 tokens, 0.00036 usd that this run took"
+    with pytest.raises(NotImplementedError, match=beyond):
+        measure(2, Paid())
+    assert system.asked == 18
+    paid(monkeypatch, tmp_path / "another", "requests=20,tokens=100000,usd=1")(0, Paid())
+    paid(monkeypatch, None, "requests=9,tokens=100000,usd=1")(0, Paid())
+
+
+@pytest.mark.parametrize(("caps", "what"), [("tokens=900,usd=1", "tokens"), ("tokens=100000,usd=0.001", "usd")])
+def test_what_is_counted_is_what_was_taken(
+    caps: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine answers of 15 tokens leave 765 of 900 tokens, where 846 may be taken; so of dollars."""
+    measure = paid(monkeypatch, tmp_path, f"requests=100,{caps}")
+    measure(0, Paid())
+    with pytest.raises(NotImplementedError, match=rf"may take \S+ {what}"):
+        measure(1, Paid())
+
+
+def test_what_nobody_counted_may_have_been_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = paid(monkeypatch, tmp_path, "requests=100,tokens=100000,usd=1")
+    measure(0, Paid(answers=3))
+    ledger = endpoint.Ledger(tmp_path / endpoint.LEDGER)
+    assert ledger.read() == endpoint.Taken(9, 3 * 15 + 6 * 94, pytest.approx(3 * 20e-6 + 6 * 1e-4))
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(endpoint, "all_of", killed)
+    with pytest.raises(KeyboardInterrupt):
+        measure(1, Paid())
+    assert ledger.read().tokens == 3 * 15 + 6 * 94 + 846  # it stands before the first is asked
+
+
+def test_the_caps_that_the_page_shows_are_enough_for_the_plan() -> None:
+    """What it says that the plan takes of one system, by the case's own bound."""
+    root = Path(endpoint.__file__).parents[2]
+    table = tomllib.loads((root / "suite" / "plans" / "endpoint.toml").read_text())
+    (case,) = table["cases"]
+    axes = case["axes"]
+    requests = table["replicates"] * len(axes["users"]) * axes["requests"]
+    tokens = requests * (endpoint.TOKENS_A_WORD * axes["words"] + endpoint.OVERHEAD + axes["output"])
+    page = (root / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert f"asks {requests} times in plan `endpoint`, for {tokens:,} tokens" in page
+    shown = re.search(rf"{endpoint.CAPS}=requests=(\d+),tokens=(\d+)", page)
+    assert shown is not None
+    assert (requests, tokens) <= (int(shown[1]), int(shown[2]))
+
+
+def test_every_request_of_an_endpoint_has_its_stamps() -> None:
+    system = Paid(answers=3)
+    most = endpoint.caps(PERMITTED)
+    samples = endpoint.summarize(endpoint.all_of(system, "m", a_case(users=1), 3, most), most, 9).samples
+    assert samples["stamp_ok"] == (1.0,) * 3 + (0.0,) * 6
+    assert samples["stamp_first"][3:] == (-1.0,) * 6
+    assert all(0 <= a <= b for a, b in zip(samples["stamp_first"][:3], samples["stamp_end"], strict=False))
+    assert len(samples["stamp_end"]) == len(samples["stamp_chunks"]) == 9
 
 
 def test_a_fake_is_nobodys_baseline() -> None:

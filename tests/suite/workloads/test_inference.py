@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from kernelmark.baselines._terms import forward_only
 from kernelmark.registry.store.record import Case, Measurement
 from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.implementation import Implementation
 from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.session import Session
 from kernelmark.suite.measure.stages import Stages
@@ -20,7 +22,7 @@ from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.system import Assembly, Changes, System
 from kernelmark.suite.workloads import _inference as inference
-from kernelmark.suite.workloads import forward, generate, serve
+from kernelmark.suite.workloads import forward, generate, serve, train
 from kernelmark.suite.workloads._forward import PartsPasses
 from kernelmark.suite.workloads._generate import PartsGenerates
 from kernelmark.suite.workloads._inference import LAST, initial, read, skippable
@@ -116,6 +118,68 @@ class TiresInTheQueue(Tires):
 def test_a_wrong_pass_has_no_time(catalog: Catalog, kind: Callable[[Assembly], PartsPasses], message: str) -> None:
     with pytest.raises(Incorrect, match=message):
         passes(a_pass(), kind(Assembly(TORCH, catalog)))
+
+
+def refused_in_training(assembly: Assembly) -> None:
+    """A training by these parts, up to where it begins to step."""
+    case = train.WORKLOAD.case({"B": 2, "S": 24}, "fp32", "program", model="llama-tiny")
+    given = session()
+    train.measure(case, train.assemble(case, assembly), given, train.prepare(case, given))
+
+
+class OneForward:
+    """A catalog in which one operator's PyTorch is a library that has no backward pass, and notes its calls."""
+
+    def __init__(self, catalog: Catalog, operator: str) -> None:
+        self.catalog, self.replaced = catalog, operator
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.catalog, name)
+
+    def of_operator(self, operator: str) -> tuple[Implementation, ...]:
+        there = self.catalog.of_operator(operator)
+        if operator != self.replaced:
+            return there
+        (own,) = (x for x in there if x.name == "torch")
+
+        @forward_only("Onward")
+        def factory(case: Any) -> Callable[..., Any]:
+            call = own.load()(case)
+
+            def noted(**inputs: Any) -> Any:
+                self.calls += 1
+                return call(**inputs)
+
+            return noted
+
+        return (*there, replace(own, name="onward", provider="onward", load=lambda: factory))
+
+
+def test_what_has_no_backward_pass_takes_part_where_there_are_no_gradients(catalog: Catalog) -> None:
+    onward = OneForward(catalog, "attention_decode")
+    named = Assembly(System("x", parts={"attention_decode": "onward"}), onward)
+    generated(a_generation(), PartsGenerates(named, 16))
+    assert onward.calls >= 2 * 5  # two layers, and five steps after a prompt
+    onward = OneForward(catalog, "attention")
+    named = Assembly(System("x", parts={"attention": "onward"}), onward)
+    passes(a_pass(), PartsPasses(named))
+    assert onward.calls >= 2 * 4
+    assert named.gradients
+    assert not named.inferring.plain.gradients
+    with pytest.raises(NotImplementedError, match=r"^attention: Onward has no backward pass of it"):
+        refused_in_training(named)
+
+
+def test_onednn_multiplies_where_there_are_no_gradients(catalog: Catalog) -> None:
+    named = Assembly(System("x", parts={"linear": "onednn"}), catalog)
+    spec = catalog.operator("matmul")
+    axes, options = {"M": 3, "N": 40, "K": 24}, spec.case({"M": 3, "N": 40, "K": 24}, "fp32", "forward").options
+    multiply = named.inferring.call("linear", "matmul", axes, options, "fp32", "cpu")
+    x, weight = torch.randn(3, 24), torch.randn(40, 24)
+    assert torch.allclose(multiply(a=x, b=weight.mT, bias=None, gated=False), x @ weight.mT, atol=1e-4)
+    with pytest.raises(NotImplementedError, match=r"^linear: oneDNN, so called, has no backward pass of it$"):
+        named.call("linear", "matmul", axes, options, "fp32", "cpu")
 
 
 def generated(case: Case, system: Any) -> Measurement:

@@ -131,6 +131,30 @@ def test_ten_a_second_are_ten_a_second(users: int, requests: int) -> None:
         assert found[name] == (pytest.approx(10),), name
 
 
+@pytest.mark.parametrize("requests", [7, 4001])
+def test_failed_requests_keep_their_stamps(requests: int) -> None:
+    rows = [seen(i, s=i, q=i, chunks=(i + 1, i + 2), e=i + 3, tokens=2) for i in range(requests)]
+    failed = {
+        1: Seen(1, 1 * MS, outcome="unsent"),
+        3: Seen(3, 3 * MS, sent=4 * MS, end=9 * MS, outcome="http 429"),
+    }
+    rows = [failed.get(x.number, x) for x in rows]
+    window = of.Window(0, 10**12)
+    found = figures(
+        Loaded(Load("constant", 1, 0, requests, 1, 1, "fixed", 9), (), rows, window, 0, [], False), None
+    )
+    every = -(-requests // 2000)
+    kept = rows[::every]
+    names = ("scheduled", "sent", "first", "last", "end", "chunks", "ok")
+    assert {len(found[f"stamp_{x}"]) for x in names} == {len(kept)}
+    assert found["stamp_scheduled"] == tuple(pytest.approx(float(x.number)) for x in kept)
+    assert found["stamp_ok"] == tuple(float(x.number not in failed) for x in kept)
+    if every == 1:
+        assert (found["stamp_sent"][1], found["stamp_sent"][3], found["stamp_first"][3]) == (-1, 4, -1)
+        assert (found["stamp_end"][1], found["stamp_end"][3]) == (-1, 9)
+        assert found["stamp_chunks"][:4] == (2, 0, 2, 0)
+
+
 def test_thinned_by_rule() -> None:
     assert of.thinned(list(range(10)), 4) == [0, 3, 6, 9]
     assert of.thinned([1.0], 4) == [1.0]
