@@ -51,6 +51,13 @@ section.run > details { order: 1 }
 """
 """Of a report on convergence: differences by step, the losses' curves and the gradients' health."""
 
+WORTH = """
+header, nav, main > *, section.run > * { display: none !important }
+main > section.run, section.run > #run1-worth, section.run > #run1-worth ~ * { display: block !important }
+section.run > section.part { display: none !important }
+"""
+"""Of a report on worth: its table."""
+
 SITE = {
     "site-overview": Picture("index.html", 1280, 1500),
     "site-overview-dark": Picture("index.html", 1280, 900, dark=True),
@@ -64,6 +71,8 @@ REPORTS = {
     "report": ("20261121-105936-48c0", Picture("", 1400, 900)),
     "report-converge": ("converge-10k", Picture("", 1280, 1500)),
     "report-converge-curves": ("converge-10k", Picture("", 1040, 2010, style=CURVES)),
+    "report-train": ("train-h200", Picture("", 1280, 1500)),
+    "report-worth": ("20261130-021233-c7e4", Picture("", 900, 1020, style=WORTH)),
     "report-serving": ("20261130-093749-1d89", Picture("", 1280, 1500)),
     "report-rates": ("20261201-022856-1fc4", Picture("", 1280, 2260)),
 }
