@@ -120,7 +120,9 @@ def served(
     spreads: Mapping[str, Sequence[Spread]],
     probes: Mapping[str, Sequence[Probes]] = MappingProxyType({}),
 ) -> tuple[Served, ...]:
-    """From all facts in order, oldest first, and by each run's name its distributions and what searches tried."""
+    """GPUs before processors, and of a device what was asked by most loads first; from all facts in order, oldest
+    first, and by each run's name its distributions and what searches tried.
+    """
     newest: dict[tuple[str, Key], Load] = {}
     for run, fact in measured:
         if fact.operator == OPERATOR and run.arm is None and fact.number is not None:
@@ -130,8 +132,13 @@ def served(
         groups.setdefault((load.run.device, _what(load.fact)), []).append(load)
     return tuple(
         _served(device, what, sorted(found, key=_place), spreads, probes)
-        for (device, what), found in sorted(groups.items())
+        for (device, what), found in sorted(groups.items(), key=_first)
     )
+
+
+def _first(group: tuple[tuple[str, str], Sequence[Load]]) -> tuple[bool, str, int, str]:
+    (device, what), found = group
+    return found[0].run.kind == "cpu", device, -len(found), what
 
 
 def _served(

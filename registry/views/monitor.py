@@ -72,6 +72,10 @@ class Monitored:
     throttled: tuple[Throttled, ...]
     samples: int
     marked: int
+    within: int
+    """Where no sample is marked, measurements within which a throttle reason was raised: a server's requests are
+    not marked one by one.
+    """
     measured_s: float
     sampling: float | None
     """Share of the run's seconds in which samples were taken: how much the harness used the device."""
@@ -80,6 +84,7 @@ class Monitored:
 def monitored(journal: Journal) -> Monitored:
     """From a journal's records in the order they were made; the time is that of measuring, gaps left out."""
     times, breaks = _times(journal.records)
+    end = times[-1][1] if times else 0.0
     found = [(x, y) for x, y in zip(times, journal.records, strict=True) if y.measurement is not None]
     measured = [x.measurement for _, x in found if x.measurement is not None]
     seen = [x.telemetry for x in measured]
@@ -91,12 +96,18 @@ def monitored(journal: Journal) -> Monitored:
         Track("temperature", "°C", tuple(_pair(x.temperature_c) if x else None for x in seen)),
         Track(UTILIZATION.name, UTILIZATION.unit, tuple(_utilization(x) for x in measured)),
     )
-    places, marks = [x for x, _ in found], [bool(x.throttled) for x in measured]
+    places = [x for x, _ in found]
+    marks = [bool(x.throttled) for x in measured]
+    bare = not any(marks)
+    if bare:
+        marks = [bool(x and x.reasons) for x in seen]
     seconds = spent(journal)
     wall = sum(x.wall_s for x in journal.footers)
     return Monitored(
         tuple(
-            (f"{x.name}, {x.unit}", drawn(x, places, marks, breaks)) for x in tracks if x.known and not x.steady
+            (f"{x.name}, {x.unit}", drawn(x, places, marks, breaks, end))
+            for x in tracks
+            if x.known and not x.steady
         ),
         tuple(f"{x.name} {x.known[0][0]:,.0f} {x.unit}" for x in tracks if x.steady),
         tuple(x.name for x in tracks if not x.known and not (x is power and doubted)),
@@ -104,7 +115,8 @@ def monitored(journal: Journal) -> Monitored:
         _throttled([x for _, x in found]),
         sum(len(x.primary) for _, x in found),
         sum(len(x.throttled) for x in measured),
-        times[-1] if times else 0.0,
+        sum(marks) if bare else 0,
+        end,
         seconds["sample"] / wall if wall > 0 and "sample" in seconds else None,
     )
 
@@ -143,8 +155,8 @@ def _utilization(x: Measurement) -> tuple[float, float] | None:
     return (min(values), max(values)) if values else None
 
 
-def _times(records: Sequence[Record]) -> tuple[list[float], list[float]]:
-    """Seconds of measuring at which each record ended, and those at which a replicate began."""
+def _times(records: Sequence[Record]) -> tuple[list[tuple[float, float]], list[float]]:
+    """Seconds of measuring between which each record was sampled, and those at which a replicate began."""
     times, breaks = [], []
     now, replicate = 0.0, None
     for x in records:
@@ -152,7 +164,7 @@ def _times(records: Sequence[Record]) -> tuple[list[float], list[float]]:
             breaks.append(now)
         replicate = x.replicate
         now += sum(x.spent_s.values())
-        times.append(now)
+        times.append((now - x.spent_s.get("sample", 0.0), now))
     return times, breaks
 
 
@@ -178,32 +190,43 @@ def _throttled(measured: Sequence[Record]) -> tuple[Throttled, ...]:
     return tuple(order[:LISTED])
 
 
-def drawn(track: Track, times: Sequence[float], marked: Sequence[bool], breaks: Sequence[float]) -> str:
-    """A quantity over a run's seconds: bars from lowest to highest, those `marked` in the colour of a warning,
-    and a line where a replicate begins.
+def drawn(
+    track: Track,
+    times: Sequence[tuple[float, float]],
+    marked: Sequence[bool],
+    breaks: Sequence[float],
+    end: float,
+) -> str:
+    """A quantity over a run's seconds up to its end: bars from lowest to highest where samples end, with lines
+    from where they begin, those `marked` in the colour of a warning, and a line where a replicate begins.
     """
     known = track.known
     low, high = min(x for x, _ in known), max(y for _, y in known)
     reach = max(high - low, 0.02 * abs(high)) or 1.0
     steady = high - low < reach / 3  # two labels would lie on each other
-    end = max(times[-1], 1e-9)
+    end = max(end, 1e-9)
     left, right = 64, WIDTH - 4
 
     def place(value: float) -> float:
         return HEIGHT - 6 - (value - low) / reach * (HEIGHT - 14)
 
     bins: dict[tuple[int, bool], tuple[float, float]] = {}
-    for value, time, mark in zip(track.values, times, marked, strict=True):
+    long = {False: "", True: ""}
+    for value, span, mark in zip(track.values, times, marked, strict=True):
         if value is not None:
-            x = round(left + time / end * (right - left))
+            first, x = (round(left + at / end * (right - left)) for at in span)
             a, b = bins.get((x, mark), value)
             bins[x, mark] = min(a, value[0]), max(b, value[1])
+            if x - first > 2:  # long enough to be seen
+                edges = dict.fromkeys(f"{place(y):.1f}" for y in value)
+                long[mark] += "".join(f"M{first} {y}H{x}" for y in edges)
     paths = {
         mark: "".join(
             f"M{x} {place(a):.1f}V{min(place(b), place(a) - 1.5):.1f}"
             for (x, m), (a, b) in bins.items()
             if m == mark
         )
+        + long[mark]
         for mark in (False, True)
     }
     lines = "".join(f"M{left + x / end * (right - left):.0f} 2V{HEIGHT - 2}" for x in breaks)

@@ -49,12 +49,30 @@ def test_the_strips_of_a_run(journal: Journal) -> None:
     drawn = dict(found.drawings)
     assert "aria-label='utilization, 64.00 to 97.00 %'" in drawn["utilization, %"]
     # Seconds 1 to 3 of 3 from 64 to 1116 pixels: the second process, marked, ends at the right and at the bottom,
-    # and what has no utilization has no bar. A line stands where the second process begins.
+    # and what has no utilization has no bar. A line stands where the second process begins, and lines lead from
+    # where samples begin to where they end.
     grid, replicates, plain, warned = re.findall(r"d='([^']*)'", drawn["utilization, %"])
     assert (grid, replicates) == ("M64 8.0H1116M64 58.0H1116", "M765 2V62")
-    assert (plain, warned) == ("M415 8.0V6.5", "M1116 58.0V56.5")
+    assert (plain, warned) == ("M415 8.0V6.5M64 8.0H415", "M1116 58.0V56.5M765 58.0H1116")
     _, _, plain, warned = re.findall(r"d='([^']*)'", drawn["SM clock, MHz"])
-    assert (plain, warned) == ("M415 9.0V7.5", "M765 58.0V8.0M1116 11.0V8.0")
+    assert plain == "M415 9.0V7.5M64 9.0H415M64 8.0H415"
+    assert warned == "M765 58.0V8.0M1116 11.0V8.0M415 58.0H765M415 8.0H765M765 11.0H1116M765 8.0H1116"
+
+
+def test_a_program_whose_samples_bear_no_marks_says_that_it_was_throttled(literal: Any) -> None:
+    """A server's requests are not marked one by one; the device is asked while all of them come."""
+    lines = [
+        literal.record("kernelmark", telemetry=seen(clock, *reasons), replicate=i)
+        for i, (clock, *reasons) in enumerate([(1140, CAP), (1200, CAP), (1980,)])
+    ]
+    journal = literal.journal(*lines, literal.footer(), replicates=3)
+    found = monitored(journal)
+    assert (found.marked, found.within) == (0, 2)
+    _, _, plain, warned = re.findall(r"d='([^']*)'", dict(found.drawings)["SM clock, MHz"])
+    assert (plain.count("V"), warned.count("V")) == (1, 2)
+    pytest.importorskip("jinja2", reason="Jinja2 is not installed")
+    said = "No sample was marked with a throttle reason. Within 2 measurements one was raised at some time: those"
+    assert said in re.sub(r"\s+", " ", render([journal]))
 
 
 def test_what_was_throttled(journal: Journal) -> None:
