@@ -47,13 +47,14 @@ def attention_context_parallel(
 
 
 def _pulled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[Pulled, int]:
-    """How keys come, and in how many parts of their heads."""
+    """How keys come, and in how many parts of their heads. Those say how keys lie where other ranks read them: so
+    they go by shapes alone, which are the same in all ranks, and not by what this rank's kernel takes.
+    """
     kept = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))  # a backward pass may come
     peers = Peers.of(dist.group.WORLD, k.device, shared_bytes(k, dist.get_world_size(), kept))
     B, heads, rows, D = k.shape
     counted = chunks(q, mask, peers.rank, peers.world)
-    parts = 1 if counted is None else pieces(B, heads, rows // 2, D, k.element_size())
-    return Pulled(peers, kept, counted), parts
+    return Pulled(peers, kept, counted), pieces(B, heads, rows // 2, D, k.element_size())
 
 
 def _in_parts(

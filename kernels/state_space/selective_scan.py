@@ -938,7 +938,8 @@ def _launch_backward(
         chunks = padded // vec
         kept = torch.empty(batch, chunks, cdiv(channels, 32), N, 32, dtype=torch.float32, device=u.device)
         hopper = _hopper(u.device) if states and "backward" in HOPPER else None
-        if hopper is not None and hopper.fits(u, A):
+        # Not where A got a number more: B and C have none for it.
+        if hopper is not None and true == N and hopper.fits(u, A):
             hopper.states(kept, lined(u), lined(delta), A, B, C, delta_bias, delta_softplus)
         else:
             # One channel a thread: with two, states would go through shared memory to be written.

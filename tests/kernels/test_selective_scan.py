@@ -59,6 +59,45 @@ def test_sums_over_channels():
     torch.testing.assert_close(sums, numbers.sum(0)[:, None].expand(16, 8), rtol=2e-3, atol=5e-3)
 
 
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7FC00000])
+def test_sums_over_channels_hide_nothing(bits):
+    """No NaN, of whatever bits: those of tensor cores are ones alone."""
+    numbers = torch.zeros(8, 16)
+    numbers.view(torch.int32)[3, 5] = bits
+    sums = torch.empty(16, 8)
+    _total[(1,)](numbers.t().contiguous(), sums)
+    assert sums[5].isnan().all()
+
+
+@triton.jit
+def _total(parts, sums):
+    """(16, 8) to the sums of rows."""
+    to = tl.arange(0, 16)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    tl.store(sums + to, added(tl.load(parts + to)))
+
+
+@pytest.mark.parametrize("N", [3, 4])
+def test_states_of_the_kernel_for_hopper_have_all_their_numbers(monkeypatch, N):
+    """It reads as many of B and C as A has, which for an odd number got one more."""
+    asked = []
+
+    class Hopper:
+        fits = staticmethod(hopper.fits)
+
+        @staticmethod
+        def states(kept, u, delta, A, B, C, bias, softplus):
+            asked.append((A.shape[1], B.shape[1], C.shape[1]))
+
+    given = {
+        name: x.detach().requires_grad_() if torch.is_tensor(x) else x
+        for name, x in build({"B": 2, "D": 3, "S": 9, "N": N}).items()
+    }
+    y = selective_scan(**given)
+    monkeypatch.setattr(module, "_hopper", lambda device: Hopper)
+    y.sum().backward()
+    assert asked == [(4, 4, 4)] * (N == 4)
+
+
 @pytest.mark.parametrize(("channels", "N"), [(33, 17), (70, 20), (32, 36)])
 def test_gradients_of_many_numbers(agrees, channels, N):
     """More than one group of channels, and states whose pairs do not fill a tile of sums, in 16 bits."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 import weakref
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -325,6 +326,16 @@ def test_kernels_take_keys_as_they_are_brought():
     for parts in range(2):  # heads together, and one after the other
         for i, right in enumerate(wanted):
             torch.testing.assert_close(operator.join([x[parts][i] for x in found], case), right.float())
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_all_ranks_lay_keys_alike(monkeypatch, counted):
+    """Whether or not a rank's kernel takes its queries, which may lie at another place than those of others."""
+    monkeypatch.setattr(on_gpus, "Peers", SimpleNamespace(of=lambda *_: SimpleNamespace(rank=0, world=2)))
+    monkeypatch.setattr(on_gpus.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(on_gpus, "chunks", lambda *_: "a word" if counted else None)
+    k = torch.empty(()).expand(1, 32, 8192, 128)
+    assert on_gpus._pulled(k, k, k, "causal")[1] == 4
 
 
 def test_every_rank_of_a_causal_mask_has_the_same_work():
