@@ -13,7 +13,6 @@ the stack of the thread that calls, so that threads do not meet. All of it holds
 from __future__ import annotations
 
 import functools
-import subprocess
 from typing import Any
 
 NAME = "kernelmark_in_c"
@@ -558,5 +557,5 @@ def compiled() -> Any:
         from triton.runtime.build import compile_module_from_src
 
         return compile_module_from_src(SOURCE, NAME)
-    except (ImportError, OSError, RuntimeError, TypeError, subprocess.SubprocessError):
+    except Exception:  # of a compiler, a linker, a loader, a folder that cannot be written
         return None
