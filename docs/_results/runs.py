@@ -168,7 +168,7 @@ SERVED_FEWER = "20261130-090013-8bd6"
 """That rate by 600 requests a rate, ours."""
 SERVED_BEFORE = ("20261130-060501-001d", "20261130-061710-fcbb")
 """vLLM's server and, after it, ours, whose engine was in one process with the protocol."""
-SERVED_TINY = "20261201-023636-59bd"
+SERVED_TINY = "20261201-035545-b45d"
 """Plan `serve_tiny`, on a CPU."""
 LONG = "converge-10k"
 """Arms of 10,000 steps, a shard a seed."""
