@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Real
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import triton
@@ -303,6 +303,10 @@ def forget() -> None:
         x.forget()
 
 
+Straight: TypeAlias = tuple[Callable[..., None], bool, tuple[Any, ...]]
+"""What `straight` gives: a function, whether it takes arguments as one sequence, what stands before them."""
+
+
 class Launcher:
     """A compiled kernel as it is launched past Triton's just-in-time compiler. Called with the arguments of a
     launch, says whether it launched: not where a profiler listens, nor where another device is the current one.
@@ -322,7 +326,7 @@ class Launcher:
 
     def __init__(
         self,
-        straight: tuple[Callable[..., None], bool, tuple[Any, ...]],
+        straight: Straight,
         grid: tuple[int, ...],
         tail: tuple[Any, ...],
         places: str,
@@ -365,7 +369,7 @@ class Launcher:
 
 
 def launcher(
-    straight: tuple[Callable[..., None], bool, tuple[Any, ...]],
+    straight: Straight,
     grid: tuple[int, ...],
     tail: tuple[Any, ...],
     places: str,
@@ -419,7 +423,7 @@ class Launch:
         device: torch.device,
         tensors: tuple[Any, ...],
         numbers: tuple[Any, ...],
-        straight: tuple[Callable[..., None], bool, tuple[Any, ...]],
+        straight: Straight,
         grid: tuple[int, ...],
         tail: tuple[Any, ...],
     ) -> None:
@@ -443,7 +447,7 @@ class Launch:
             self._bind(device, tensors, numbers, straight(compiled), (*self._grid, 1, 1)[:3], tail)
 
 
-def straight(compiled: Any) -> tuple[Callable[..., None], bool, tuple[Any, ...]]:
+def straight(compiled: Any) -> Straight:
     """How a compiled kernel is launched without hooks: a function, whether it takes the kernel's arguments as one
     sequence, and what it takes between the stream and them.
 

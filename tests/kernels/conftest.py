@@ -13,6 +13,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import pytest
 import torch
+from kernelmark.kernels import _in_c, _launch
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.verify import deviation, flat
 from kernelmark.suite.measure.workbench import differentiable
@@ -31,6 +32,17 @@ def _convert_float(input: np.ndarray, input_dtype, output_dtype, rounding_mode) 
         wide = torch.from_numpy(np.ascontiguousarray(input).view(np.float32))
         return wide.to(formats[output_dtype.name]).view(torch.uint8).numpy()
     return _convert(input, input_dtype, output_dtype, rounding_mode)
+
+
+@pytest.fixture(params=["python", "c"])
+def way(request, monkeypatch):
+    """What knows arguments again and launches: Python, or C as on a GPU."""
+    if request.param == "python":
+        monkeypatch.setattr(_in_c, "compiled", lambda: None)
+    elif _in_c.compiled() is None:
+        pytest.skip("there is no C compiler here")
+    monkeypatch.setattr(_launch, "_DEVICES", ("cuda", "cpu"))
+    return request.param
 
 
 @pytest.fixture(autouse=True)

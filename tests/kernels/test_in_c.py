@@ -55,18 +55,13 @@ scaled = _common.operator(
 )
 
 
-@pytest.fixture(params=["python", "c"])
-def way(request, monkeypatch):
-    """What knows arguments again: Python, or C as on a GPU."""
-    if request.param == "python":
-        monkeypatch.setattr(_in_c, "compiled", lambda: None)
-    elif _in_c.compiled() is None:
-        pytest.skip("there is no C compiler here")
-    monkeypatch.setattr(_launch, "_DEVICES", ("cuda", "cpu"))
+@pytest.fixture
+def way(way, monkeypatch):
+    """With nothing prepared before, and nothing afterwards."""
     monkeypatch.setattr(_launch, "_empty", None)
     forget()
     SEEN.clear()
-    yield request.param
+    yield way
     forget()
 
 

@@ -9,20 +9,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from kernelmark.kernels import _in_c, _launch
+from kernelmark.kernels import _launch
 from kernelmark.kernels._launch import Launch, forget, prepared
 from triton.backends.nvidia import driver as nvidia
-
-
-@pytest.fixture(params=["python", "c"])
-def way(request, monkeypatch):
-    """What knows arguments again and launches: Python, or C as on a GPU."""
-    if request.param == "python":
-        monkeypatch.setattr(_in_c, "compiled", lambda: None)
-    elif _in_c.compiled() is None:
-        pytest.skip("there is no C compiler here")
-    monkeypatch.setattr(_launch, "_DEVICES", ("cuda", "cpu"))
-    return request.param
 
 
 @pytest.fixture

@@ -18,13 +18,14 @@ STAMPS = (
     (
         "scheduled",
         "ms",
-        "s of each request, failed ones too; of more than 2,000 every k-th, in all of these alike",
+        "When each request was due, from the load's begin, failed ones too; of more than 2,000 every k-th, in all "
+        "of these alike",
     ),
-    ("sent", "ms", "q, −1 where none was sent"),
-    ("first", "ms", "f, −1 where no text came"),
-    ("last", "ms", "t, likewise"),
-    ("end", "ms", "e, −1 where the stream had no end"),
-    ("chunks", "1", "Chunks with text of each"),
+    ("sent", "ms", "When it was sent, likewise; −1 where it was not"),
+    ("first", "ms", "When its first text came, likewise; −1 where none came"),
+    ("last", "ms", "When its last text came, likewise"),
+    ("end", "ms", "When its stream ended, likewise; −1 where it had no end"),
+    ("chunks", "1", "Its chunks with text"),
     ("ok", "1", "1 where it ended well, else 0"),
 )
 STAMP_METRICS = tuple(
